@@ -1,0 +1,348 @@
+"""Artifacts: what a stage wrote, and the store that commits it whole or not at all.
+
+    <root>/<stage>/<fingerprint>/            a finished artifact: its files and manifest.json
+    <root>/<stage>/.partial-<fingerprint>/   being written; renamed to the above as the last step
+    <root>/locks/<stage>-<fingerprint>.lock  who is writing it
+
+A directory with a manifest is complete; one without is nothing. `Store.build` takes the lock, lets the stage write into the
+partial directory, writes the manifest last, flushes it all to disk and renames. Whoever waits for the lock finds the finished
+artifact and builds nothing.
+
+The **digest** of an artifact is the SHA-256 of one line per file (`<sha256>  <path>`), sorted by path. Files that a stage declares
+volatile (logs, measured times) are listed and can be verified, but are left out of the digest: they differ between two machines
+that did the same work.
+"""
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import craw4llm
+from craw4llm.errors import ArtifactError, StorageError
+from craw4llm.externals import sha256_file
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+MANIFEST_SCHEMA = 1
+HEARTBEAT_S = 5.0
+DEAD_AFTER_S = 60.0  # an owner on another host that has not shown itself for this long is dead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a stage's `run` returns.
+
+    counts: name -> (value, unit), for people and reports: {"pages": (30145, "pages")}. A missing value is None, never 0.
+    notes: free JSON-able facts that belong in the manifest (origin of a text, a warning). Part of no digest.
+    volatile: paths, relative to the artifact, that are left out of the digest.
+    """
+
+    counts: Mapping[str, tuple[float | int | None, str]] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    volatile: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished artifact, opened for reading."""
+
+    root: Path
+    stage: str
+    fingerprint: str
+    manifest: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.stage / self.fingerprint
+
+    @property
+    def digest(self) -> str:
+        return str(self.manifest["digest"])
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.manifest["config"]
+
+    def count(self, name: str) -> Any:
+        """The value of a count; ArtifactError if the stage did not record it."""
+        try:
+            return self.manifest["counts"][name]["value"]
+        except KeyError:
+            known = ", ".join(sorted(self.manifest["counts"]))
+            raise ArtifactError(f"{self.stage} {self.fingerprint} has no count {name!r}; it has: {known}") from None
+
+    def file(self, name: str) -> Path:
+        """Path of one of the artifact's files; ArtifactError if it is not there."""
+        path = self.path / name
+        if not path.exists():
+            raise ArtifactError(f"{self.stage} {self.fingerprint} has no file {name!r} in {self.path}; run `craw4llm verify`")
+        return path
+
+    def input(self, name: str) -> "Artifact":
+        """The artifact that this one was made from."""
+        try:
+            ref = self.manifest["inputs"][name]
+        except KeyError:
+            known = ", ".join(sorted(self.manifest["inputs"])) or "none"
+            raise ArtifactError(f"{self.stage} {self.fingerprint} has no input {name!r}; its inputs are: {known}") from None
+        return Store(self.root).open(ref["stage"], ref["fingerprint"])
+
+    def verify(self) -> list[str]:
+        """Re-reads every file. Returns one line per difference from the manifest; an empty list means all is as written."""
+        faults = []
+        listed = {entry["path"]: entry for entry in self.manifest["files"]}
+        for name, entry in listed.items():
+            path = self.path / name
+            if not path.is_file():
+                faults.append(f"{name}: missing")
+            elif path.stat().st_size != entry["size_bytes"]:
+                faults.append(f"{name}: {path.stat().st_size} bytes, the manifest says {entry['size_bytes']}")
+            elif sha256_file(path) != entry["sha256"]:
+                faults.append(f"{name}: its SHA-256 is not the manifest's")
+        for path in _files(self.path):
+            name = path.relative_to(self.path).as_posix()
+            if name not in listed:
+                faults.append(f"{name}: not in the manifest")
+        return faults
+
+
+class Store:
+    """The artifact root: finds, opens and builds artifacts. Safe for several processes and hosts that share the root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, stage: str, fingerprint: str) -> Path:
+        return self.root / stage / fingerprint
+
+    def find(self, stage: str, fingerprint: str) -> Artifact | None:
+        """The finished artifact, or None."""
+        manifest = self.path(stage, fingerprint) / MANIFEST
+        try:
+            content = json.loads(manifest.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"{manifest} cannot be read ({error}); delete its folder and run the stage again") from error
+        if content.get("schema") != MANIFEST_SCHEMA:
+            raise ArtifactError(
+                f"{manifest} has manifest schema {content.get('schema')!r}, this version reads {MANIFEST_SCHEMA}; "
+                "use another --root or delete the folder"
+            )
+        return Artifact(self.root, stage, fingerprint, content)
+
+    def open(self, stage: str, fingerprint: str) -> Artifact:
+        """The finished artifact; ArtifactError if there is none."""
+        artifact = self.find(stage, fingerprint)
+        if artifact is None:
+            raise ArtifactError(f"{stage} {fingerprint} is not in {self.root}; run the stage that writes it first")
+        return artifact
+
+    def build(
+        self,
+        stage: str,
+        fingerprint: str,
+        *,
+        version: int,
+        config: Mapping[str, Any],
+        inputs: Mapping[str, Artifact],
+        write: Callable[[Path], Result],
+        keep_partial: bool = False,
+    ) -> tuple[Artifact, bool]:
+        """Builds the artifact unless it is there. Returns it, and whether this call built it.
+
+        write: called with the partial directory. With `keep_partial` the directory may hold files of an interrupted attempt at
+            the same fingerprint, from which `write` goes on; without it the directory is empty.
+        """
+        with storage_errors(self.root), self.lock(stage, fingerprint):
+            found = self.find(stage, fingerprint)
+            if found is not None:
+                return found, False
+            partial = self.root / stage / f".partial-{fingerprint}"
+            if partial.exists() and not keep_partial:
+                shutil.rmtree(partial)
+            partial.mkdir(parents=True, exist_ok=True)
+            started = time.time()
+            result = write(partial)
+            manifest = {
+                "schema": MANIFEST_SCHEMA,
+                "stage": stage,
+                "version": version,
+                "fingerprint": fingerprint,
+                "config": config,
+                "inputs": {
+                    name: {"stage": a.stage, "fingerprint": a.fingerprint, "digest": a.digest} for name, a in inputs.items()
+                },
+                "counts": {name: {"value": v, "unit": unit} for name, (v, unit) in result.counts.items()},
+                "notes": dict(result.notes),
+                "wall_time_s": round(time.time() - started, 3),
+                "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "code": code_version(),
+                "machine": machine(),
+            }
+            (partial / MANIFEST).unlink(missing_ok=True)
+            files = [
+                {
+                    "path": path.relative_to(partial).as_posix(),
+                    "size_bytes": path.stat().st_size,
+                    "sha256": sha256_file(path),
+                    "volatile": path.relative_to(partial).as_posix() in result.volatile,
+                }
+                for path in _files(partial)
+            ]
+            unknown = set(result.volatile) - {str(entry["path"]) for entry in files}
+            assert not unknown, f"{stage} declares volatile files that it did not write: {sorted(unknown)}"
+            manifest["files"] = files
+            manifest["digest"] = digest_of_files(files)
+            text = json.dumps(manifest, indent=2, sort_keys=True, allow_nan=False)
+            for path in [*_files(partial), partial]:
+                _flush(path)
+            (partial / MANIFEST).write_text(text)
+            _flush(partial / MANIFEST)
+            _flush(partial)
+            final = self.path(stage, fingerprint)
+            if final.exists():  # a folder without a manifest: a deletion that was interrupted
+                shutil.rmtree(final)
+            os.rename(partial, final)
+            _flush(final.parent)
+            return self.open(stage, fingerprint), True
+
+    @contextlib.contextmanager
+    def lock(self, stage: str, fingerprint: str) -> Iterator[None]:
+        """Held by the one process that may write this artifact.
+
+        The kernel's lock on the file ends with its process, also after kill -9. Where the file system does not carry it between
+        hosts, the owner's record and its heartbeat do: a record of another host that is fresher than DEAD_AFTER_S is respected.
+        """
+        path = self.root / "locks" / f"{stage}-{fingerprint}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+") as stream:
+            said = False
+            while True:
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    owner = _owner(stream)
+                    if owner is None or owner["host"] == socket.gethostname() or time.time() - owner["seen"] > DEAD_AFTER_S:
+                        break
+                    fcntl.flock(stream, fcntl.LOCK_UN)
+                except BlockingIOError:
+                    owner = _owner(stream)
+                if not said:
+                    who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
+                    log.info("%s %s is being built by %s; waiting", stage, fingerprint, who)
+                    said = True
+                time.sleep(0.2)
+            stop = threading.Event()
+            _sign(stream)
+            heart = threading.Thread(target=_beat, args=(stream, stop), daemon=True)
+            heart.start()
+            try:
+                yield
+            finally:
+                stop.set()
+                heart.join()
+                stream.seek(0)
+                stream.truncate()
+                stream.flush()
+                fcntl.flock(stream, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def storage_errors(root: Path) -> Iterator[None]:
+    """Turns the operating system's word on a full disk or an unwritable root into one clear StorageError."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or root
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StorageError(
+                f"no space left while writing {where}: free some space (`craw4llm gc`) or choose another --root; "
+                "finished artifacts are kept, and the next run goes on from them"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StorageError(
+                f"{where} cannot be written ({error.strerror}): make {root} writable or choose another --root"
+            ) from error
+        raise
+
+
+def digest_of_files(files: list[dict[str, Any]]) -> str:
+    """SHA-256 over `<sha256>  <path>` lines of the files that are not volatile, sorted by path."""
+    lines = sorted(f"{entry['path']}\0{entry['sha256']}" for entry in files if not entry["volatile"])
+    text = "".join("{1}  {0}\n".format(*line.split("\0")) for line in lines)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def code_version() -> dict[str, str | None]:
+    """Version of the package, and the commit where it runs from a checkout."""
+    here = Path(craw4llm.__file__).resolve().parent
+    commit = None
+    if (here.parent / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                ["git", "-C", str(here.parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
+            )
+            commit = done.stdout.strip() or None
+    return {"version": craw4llm.__version__, "commit": commit}
+
+
+def machine() -> dict[str, Any]:
+    """What a number measured here depends on."""
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": sys.version.split()[0],
+        "cpus": os.cpu_count(),
+    }
+
+
+def _files(folder: Path) -> list[Path]:
+    found = (p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+    return sorted(found, key=lambda p: p.relative_to(folder).as_posix())
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _owner(stream: Any) -> dict[str, Any] | None:
+    stream.seek(0)
+    try:
+        record = json.loads(stream.read())
+        return {"host": str(record["host"]), "pid": int(record["pid"]), "seen": float(record["seen"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _sign(stream: Any) -> None:
+    stream.seek(0)
+    stream.truncate()
+    stream.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "seen": time.time()}))
+    stream.flush()
+
+
+def _beat(stream: Any, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_S):
+        with contextlib.suppress(OSError):  # a full disk shows in the stage's own writes
+            _sign(stream)

@@ -1,0 +1,274 @@
+"""The configs of the data stages, in the order of the chain. Frozen dataclasses only: importing this is cheap (no numpy).
+
+    source -> corpus -> scores -> crawl(policy) -> selection -> tokens -> (training.configs: checkpoint -> results -> report)
+
+What each stage writes is in docs/artifacts.md.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal, get_args
+
+from craw4llm.fingerprint import External
+from craw4llm.stage import Config
+
+Policy = Literal[
+    "quality",
+    "indegree",
+    "breadth_first",
+    "random",
+    "seen_indegree",
+    "parent_first",
+    "parent_mean",
+    "parent_max",
+    "parent_min",
+]
+Knowledge = Literal["target_text", "full_graph", "live"]
+
+# What a policy may know when it orders the frontier (docs/artifacts.md, "Policies"). `target_text` costs a fetch per discovered page.
+KNOWLEDGE: dict[str, Knowledge] = {
+    "quality": "target_text",
+    "indegree": "full_graph",
+    "breadth_first": "live",
+    "random": "live",
+    "seen_indegree": "live",
+    "parent_first": "live",
+    "parent_mean": "live",
+    "parent_max": "live",
+    "parent_min": "live",
+}
+NEEDS_SCORER = frozenset({"quality", "parent_first", "parent_mean", "parent_max", "parent_min"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticWeb:
+    """A deterministic web with planted page quality that links follow (craw4llm.corpus.synthetic).
+
+    homophily: share of a page's links that prefer targets of like quality; the rest go anywhere on the web.
+    dead_share: share of links that lead to URLs that do not exist.
+    """
+
+    pages: int = 4000
+    hosts: int = 80
+    mean_links: float = 12.0
+    homophily: float = 0.7
+    dead_share: float = 0.08
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticText:
+    """Labelled text in the words of the synthetic web, for training a scorer where no other text is at hand."""
+
+    lines: int = 2000
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusConfig(Config):
+    """-> page table, texts, link graph, held-out ids.
+
+    source: a Parquet file with url, text, outlinks; a folder with web.json (an HTML tree, or where none could be had, the recipe of
+        a synthetic web); or SyntheticWeb.
+    heldout_fraction: share of the pages drawn by hash of their URL, before any policy: never crawlable, never selected.
+    heldout_min_chars: a page with less text is never drawn as held-out.
+    dangling_links: links to URLs that the corpus does not hold are "dead" (requested once, counted as a fetch) or "outside"
+        (not followed, as the paper filters links that leave its collection).
+    max_text_chars: the rest of a longer text is cut off, and counted.
+    """
+
+    stage: ClassVar[str] = "corpus"
+    source: External | SyntheticWeb
+    heldout_fraction: float = 0.01
+    heldout_min_chars: int = 200
+    dangling_links: Literal["dead", "outside"] = "dead"
+    max_text_chars: int = 100_000
+
+    def check(self) -> None:
+        if not 0 <= self.heldout_fraction < 1:
+            raise self.refuse("heldout_fraction", "at least 0 and under 1")
+        if self.max_text_chars < 1:
+            raise self.refuse("max_text_chars", "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScorerConfig(Config):
+    """-> a scorer: score(page) depends on the page's text (or URL, for a table) alone.
+
+    kind "fasttext": a given supervised fastText model; the score is P(label), clipped to [0, 1].
+    kind "train_fasttext": a model trained here from labelled lines (`__label__x text`), bigrams, one thread, fixed seed. Lines
+        that begin with `#` say where the text comes from and go into the manifest.
+    kind "table": scores read from a Parquet file with the columns `url` and `column`.
+    """
+
+    stage: ClassVar[str] = "scorer"
+    kind: Literal["fasttext", "train_fasttext", "table"]
+    source: External | SyntheticText
+    label: str = "__label__hq"
+    column: str = "score"
+    dim: int = 32
+    epochs: int = 5
+    learning_rate: float = 0.2
+    word_ngrams: int = 2
+    buckets: int = 100_000
+    seed: int = 1
+
+    def check(self) -> None:
+        if self.kind != "train_fasttext" and isinstance(self.source, SyntheticText):
+            raise self.refuse("source", f"a file (External) for kind {self.kind!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreConfig(Config):
+    """corpus, scorer -> one float32 score for every page of the corpus (NaN: no score, with a reason)."""
+
+    stage: ClassVar[str] = "score"
+    inputs: ClassVar[tuple[str, ...]] = ("corpus", "scorer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CrawlConfig(Config):
+    """corpus [, scorer] [, match] -> what was discovered, fetched and crawled, in order.
+
+    Mode "paper": Algorithm 1 of Craw4LLM (arXiv 2502.13347). All seeds are crawled first; then batches of the `batch_pages`
+    best frontier pages. The crawl goes on until it has covered *every* budget that is given, and ends exactly there:
+
+    budget_pages: pages crawled. budget_fetches: fetches (requests: pages whose text was read, plus dead links).
+    match_fetches: as many fetches as the crawl given as the input `match` made.
+    seeds: a file with one URL a line; without it `seed_count` pages drawn by a hash of (seed_set, URL).
+    rng_seed: of the random policy.
+    """
+
+    stage: ClassVar[str] = "crawl"
+    inputs: ClassVar[tuple[str, ...]] = ("corpus",)
+    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "match")
+    policy: Policy
+    budget_pages: int | None = None
+    budget_fetches: int | None = None
+    match_fetches: bool = False
+    batch_pages: int = 50
+    mode: Literal["paper"] = "paper"
+    seeds: External | None = None
+    seed_count: int = 50
+    seed_set: int = 0
+    rng_seed: int = 0
+
+    def check(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise self.refuse("policy", f"one of {', '.join(get_args(Policy))}")
+        if self.mode != "paper":
+            raise self.refuse("mode", "paper (mode released is not built yet)")
+        for field in ("budget_pages", "budget_fetches"):
+            if getattr(self, field) is not None and getattr(self, field) < 1:
+                raise self.refuse(field, "at least 1")
+        if self.budget_pages is None and self.budget_fetches is None and not self.match_fetches:
+            raise self.refuse("budget_pages", "a budget: budget_pages, budget_fetches or match_fetches")
+        if self.batch_pages < 1:
+            raise self.refuse("batch_pages", "at least 1")
+        if self.seeds is None and self.seed_count < 1:
+            raise self.refuse("seed_count", "at least 1")
+
+    def check_inputs(self, names: frozenset[str]) -> None:
+        if self.policy in NEEDS_SCORER and "scorer" not in names:
+            raise self.refuse("policy", "a policy that needs no scores, or the input `scorer`")
+        if self.match_fetches != ("match" in names):
+            raise self.refuse("match_fetches", "true exactly when the input `match` is given")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectConfig(Config):
+    """corpus [, scorer] [, crawl] [, scores] [, match] -> kept page ids.
+
+    pool: "crawled" or "fetched" pages of the input `crawl`, or the whole "corpus" (the oracle; needs the input `scores`).
+    prefix_pages / prefix_fetches: only the first so many pages crawled, or fetches made; match_fetches: as many fetches as
+        the crawl given as the input `match` made. A prefix longer than the crawl is an error.
+    keep: "all" of the pool in its order; the `keep_pages` with the highest score ("top"); or a seeded uniform sample of
+        `keep_pages` from the `top_fraction` of the whole corpus with the highest score ("sample_top": the paper's oracle).
+    Held-out, unscored (for top and sample_top) and empty pages are dropped and counted. Ties break by page id.
+    """
+
+    stage: ClassVar[str] = "select"
+    inputs: ClassVar[tuple[str, ...]] = ("corpus",)
+    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "crawl", "scores", "match")
+    pool: Literal["crawled", "fetched", "corpus"]
+    prefix_pages: int | None = None
+    prefix_fetches: int | None = None
+    match_fetches: bool = False
+    keep: Literal["all", "top", "sample_top"] = "all"
+    keep_pages: int | None = None
+    top_fraction: float = 0.1
+    sample_seed: int = 0
+
+    def check(self) -> None:
+        if self.keep != "all" and (self.keep_pages is None or self.keep_pages < 1):
+            raise self.refuse("keep_pages", f"at least 1 with keep={self.keep!r}")
+        if self.keep == "all" and self.keep_pages is not None:
+            raise self.refuse("keep_pages", "none with keep='all'")
+        if not 0 < self.top_fraction <= 1:
+            raise self.refuse("top_fraction", "above 0 and at most 1")
+        if self.pool == "corpus" and self.keep == "all":
+            raise self.refuse("keep", "'top' or 'sample_top' for the pool 'corpus'")
+        if self.pool != "corpus" and self.keep == "sample_top":
+            raise self.refuse("keep", "'all' or 'top' for a pool from a crawl")
+        prefixes = [self.prefix_pages is not None, self.prefix_fetches is not None, self.match_fetches]
+        if sum(prefixes) > 1 or (self.pool == "corpus" and any(prefixes)):
+            raise self.refuse("prefix_pages", "at most one prefix, and none for the pool 'corpus'")
+
+    def check_inputs(self, names: frozenset[str]) -> None:
+        if ("crawl" in names) != (self.pool != "corpus"):
+            raise self.refuse("pool", "'corpus', or the input `crawl` for the pools 'crawled' and 'fetched'")
+        if (self.pool == "corpus") != ("scores" in names):
+            raise self.refuse("pool", "the input `scores` for the pool 'corpus', and only there")
+        if self.pool != "corpus" and self.keep == "top" and "scorer" not in names:
+            raise self.refuse("keep", "'all', or the input `scorer`")
+        if self.match_fetches != ("match" in names):
+            raise self.refuse("match_fetches", "true exactly when the input `match` is given")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(Config):
+    """[corpus] -> a tokenizer: a given `tokenizer.json`, or a byte-level BPE trained on the corpus (held-out pages left out).
+
+    vocab_size, train_bytes: of the BPE; it is trained on pages in the order of a hash of their URL until `train_bytes` are read.
+    end_of_text: the special token that ends a document. The trained BPE gives it id 0.
+    """
+
+    stage: ClassVar[str] = "tokenizer"
+    optional_inputs: ClassVar[tuple[str, ...]] = ("corpus",)
+    source: External | None = None
+    vocab_size: int = 4096
+    train_bytes: int = 20_000_000
+    end_of_text: str = "<|endoftext|>"
+
+    def check(self) -> None:
+        if self.vocab_size < 257 or self.vocab_size > 65536:
+            raise self.refuse("vocab_size", "257 to 65,536")
+
+    def check_inputs(self, names: frozenset[str]) -> None:
+        if (self.source is None) != ("corpus" in names):
+            raise self.refuse("source", "a tokenizer.json, or the input `corpus` to train a tokenizer on")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizeConfig(Config):
+    """corpus, tokenizer [, selection] -> MDS shards of samples of `sample_tokens` token ids.
+
+    pages "selection": the kept pages in the order of the selection, packed across documents, the samples shuffled by
+        `shuffle_seed`. pages "heldout": the held-out pages by id, not shuffled, with the place of each page kept.
+    sample_tokens: context length of the model plus one (2,049 in the paper's recipe).
+    """
+
+    stage: ClassVar[str] = "tokenize"
+    inputs: ClassVar[tuple[str, ...]] = ("corpus", "tokenizer")
+    optional_inputs: ClassVar[tuple[str, ...]] = ("selection",)
+    pages: Literal["selection", "heldout"] = "selection"
+    sample_tokens: int = 2049
+    shuffle_seed: int = 42
+    last_sample: Literal["drop", "pad"] = "drop"
+
+    def check(self) -> None:
+        if self.sample_tokens < 2:
+            raise self.refuse("sample_tokens", "at least 2")
+
+    def check_inputs(self, names: frozenset[str]) -> None:
+        if (self.pages == "selection") != ("selection" in names):
+            raise self.refuse("pages", "'selection' with the input `selection`, 'heldout' without it")

@@ -1,0 +1,137 @@
+"""Reads a corpus artifact: page table, texts, link graph, held-out ids.
+
+    corpus = Corpus(artifact)
+    corpus.texts([3, 8])                     -> ["...", ""]
+    offsets, targets = corpus.outlinks(ids)  -> targets of ids[k] are targets[offsets[k]:offsets[k + 1]]
+
+Arrays are memory-mapped: opening a corpus reads only the page table's columns that are asked for. File formats: docs/artifacts.md.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import ArrayLike, NDArray
+
+from craw4llm.artifact import Artifact
+from craw4llm.corpus.urls import canonical_url
+
+_ZSTD = pa.Codec("zstd")
+
+
+class Corpus:
+    """A corpus artifact, opened for reading. Ids below `n_pages` are pages, from there to `n_targets` dead links."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self.n_pages = int(artifact.count("pages"))
+        self.n_targets = self.n_pages + int(artifact.count("dead_links"))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of the page table, in page-id order."""
+        return pq.read_table(self.artifact.file("pages.parquet"), columns=[name]).column(0)
+
+    @cached_property
+    def urls(self) -> pa.Array:
+        """string[n_pages]: canonical URLs, ascending by their UTF-8 bytes."""
+        return self.column("url").combine_chunks()
+
+    @cached_property
+    def dead_urls(self) -> pa.Array:
+        """string[n_targets - n_pages]: canonical URLs of the dead links, ascending."""
+        return pq.read_table(self.artifact.file("dead_links.parquet")).column("url").combine_chunks()
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """Names of the hosts, in the order of `host_ids`."""
+        return self._host_dictionary.dictionary.to_pylist()
+
+    @cached_property
+    def host_ids(self) -> NDArray[np.int32]:
+        """int32[n_pages]: index into `hosts`."""
+        return self._host_dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+
+    @cached_property
+    def _host_dictionary(self) -> pa.DictionaryArray:
+        return pc.dictionary_encode(self.column("host").combine_chunks())
+
+    @cached_property
+    def n_bytes(self) -> NDArray[np.uint32]:
+        """uint32[n_pages]: UTF-8 bytes of each page's text."""
+        return self.column("n_bytes").to_numpy()
+
+    @cached_property
+    def n_chars(self) -> NDArray[np.uint32]:
+        """uint32[n_pages]: characters of each page's text."""
+        return self.column("n_chars").to_numpy()
+
+    @cached_property
+    def heldout(self) -> NDArray[np.uint32]:
+        """uint32, ascending: ids of the held-out pages."""
+        return np.load(self.artifact.file("heldout.npy"))
+
+    @cached_property
+    def heldout_mask(self) -> NDArray[np.bool_]:
+        """bool[n_targets]: true for held-out pages."""
+        mask = np.zeros(self.n_targets, dtype=np.bool_)
+        mask[self.heldout] = True
+        return mask
+
+    @cached_property
+    def indegree(self) -> NDArray[np.uint32]:
+        """uint32[n_targets]: number of pages that link to each target, over the whole corpus."""
+        return np.load(self.artifact.file("indegree.npy"), mmap_mode="r")
+
+    @cached_property
+    def _links(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        return (
+            np.load(self.artifact.file("links_offsets.npy"), mmap_mode="r"),
+            np.load(self.artifact.file("links_targets.npy"), mmap_mode="r"),
+        )
+
+    @cached_property
+    def _texts(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+        path = self.artifact.file("text.zst")
+        data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, dtype=np.uint8)
+        return np.load(self.artifact.file("text_offsets.npy"), mmap_mode="r"), data
+
+    def url(self, target: int) -> str:
+        """Canonical URL of a page or dead link."""
+        source, row = (self.urls, target) if target < self.n_pages else (self.dead_urls, target - self.n_pages)
+        return str(source[int(row)].as_py())
+
+    def text(self, page: int) -> str:
+        """The page's text; "" for a page without text."""
+        offsets, data = self._texts
+        start, stop = int(offsets[page]), int(offsets[page + 1])
+        if start == stop:
+            return ""
+        return _ZSTD.decompress(data[start:stop].tobytes(), int(self.n_bytes[page]), asbytes=True).decode()
+
+    def texts(self, pages: ArrayLike) -> list[str]:
+        """The texts of several pages, in the order given."""
+        return [self.text(page) for page in np.asarray(pages).tolist()]
+
+    def outlinks(self, pages: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Out-links of several pages, concatenated in the order given.
+
+        Returns (offsets int64[len(pages) + 1], targets uint32): the targets of pages[k], ascending, are
+        targets[offsets[k]:offsets[k + 1]].
+        """
+        all_offsets, all_targets = self._links
+        ids = np.asarray(pages, dtype=np.int64)
+        starts = all_offsets[ids].astype(np.int64)
+        lengths = all_offsets[ids + 1].astype(np.int64) - starts
+        offsets = np.zeros(len(ids) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        rows = np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], lengths)
+        return offsets, np.asarray(all_targets[rows], dtype=np.uint32)
+
+    def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
+        """int64[len(urls)]: page ids of URLs (any spelling of the canonical one), -1 for those not in the corpus."""
+        wanted = pa.array([canonical_url(url) or "" for url in urls], type=pa.string())
+        found = pc.index_in(wanted, value_set=self.urls)
+        return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)

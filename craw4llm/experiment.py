@@ -1,0 +1,257 @@
+"""Experiments: functions that return named arms, and the graph of stages that follows from them.
+
+    @experiment(replicates=2, tags=("demo",))
+    def tiny(replicate: int = 0, *, corpus: str = "data/demo-web", pages: int = 600) -> Arms: ...
+
+    graph = expand(load("tiny"), {"pages": 300})
+    for node in graph.nodes: node.id, node.stage, node.upstream
+
+An arm's name is a path, `quality/equal_fetches`: the part before the slash is its group, in the Airflow UI and in node ids. A stage
+that several arms share belongs to the longest path that they have in common, and one that the report reads to none, unless its own
+name says so: Stage(config, "quality/crawl", ...). So a policy's crawl is `quality.crawl` and the corpus is `corpus`. Experiments are declared in `dags/experiments/`, one module each, and import configs only.
+"""
+
+import dataclasses
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from craw4llm.errors import ConfigError
+from craw4llm.stage import Config, Stage
+
+EXPERIMENTS_FOLDER = "CRAW4LLM_EXPERIMENTS"
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A value that `--set`, the Airflow form and the API may change."""
+
+    name: str
+    type: type
+    default: Any
+    help: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arms:
+    """What an experiment function returns for one replicate.
+
+    arms: name -> the stage that holds the arm's results. reported: further stages that the report reads, by name.
+    report: the config of the report over all replicates.
+    """
+
+    arms: Mapping[str, Stage]
+    report: Config
+    reported: Mapping[str, Stage] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A declared experiment."""
+
+    name: str
+    build: Callable[..., Arms]
+    parameters: Mapping[str, Parameter]
+    replicates: int
+    tags: tuple[str, ...]
+
+    @property
+    def doc(self) -> str:
+        """Hypothesis, expectation and source, as declared."""
+        return inspect.cleandoc(self.build.__doc__ or sys.modules[self.build.__module__].__doc__ or "")
+
+    def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Defaults with `given` put over them, each of the declared type. Raises ConfigError naming the parameter."""
+        for name in given:
+            if name not in self.parameters:
+                raise ConfigError(f"{self.name} has no parameter {name!r}; it has: {', '.join(sorted(self.parameters)) or 'none'}")
+        return {name: _typed(self.name, p, given.get(name, p.default)) for name, p in self.parameters.items()}
+
+
+def experiment(
+    *, replicates: int = 1, tags: tuple[str, ...] = (), help: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., Arms]], Experiment]:
+    """Declares the function below it. Its keyword-only arguments are the experiment's parameters.
+
+    help: parameter name -> one line for the form and the command line.
+    """
+    if replicates < 1:
+        raise ConfigError(f"replicates is {replicates}; expected at least 1")
+
+    def declare(function: Callable[..., Arms]) -> Experiment:
+        parameters = {}
+        for p in inspect.signature(function, eval_str=True).parameters.values():
+            if p.name == "replicate":
+                continue
+            if p.kind is not p.KEYWORD_ONLY or p.default is p.empty or p.annotation not in (int, float, str, bool):
+                raise ConfigError(f"{function.__name__}: {p.name} must be keyword-only, with a default, and int, float, str or bool")
+            parameters[p.name] = Parameter(p.name, p.annotation, p.default, (help or {}).get(p.name, ""))
+        unknown = set(help or {}) - set(parameters)
+        if unknown:
+            raise ConfigError(f"{function.__name__}: help for {', '.join(sorted(unknown))}, which are no parameters")
+        return Experiment(function.__name__, function, parameters, replicates, tags)
+
+    return declare
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A stage in the graph of an experiment. `group` is the arm path that it belongs to ("" for shared stages)."""
+
+    id: str
+    stage: Stage
+    group: str
+    arms: tuple[str, ...]
+    upstream: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """All stages of an experiment, inputs before users, each once."""
+
+    experiment: str
+    values: Mapping[str, Any]
+    replicates: int
+    nodes: tuple[Node, ...]
+    results: Mapping[str, Mapping[int, Stage]]  # arm -> replicate -> results
+    report: Stage
+
+    def node(self, node_id: str) -> Node:
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        raise ConfigError(f"{self.experiment} has no stage {node_id!r}; `craw4llm plan {self.experiment}` lists them")
+
+    def id_of(self, stage: Stage) -> str:
+        return next(node.id for node in self.nodes if node.stage.key == stage.key)
+
+    def select(self, only: str = "", arm: str = "") -> tuple[Node, ...]:
+        """The nodes of a node id or stage kind (`only`) and of an arm. ConfigError if there is none."""
+        nodes = self.nodes
+        if arm:
+            nodes = tuple(n for n in nodes if any(a == arm or a.startswith(f"{arm}/") for a in n.arms))
+            if not nodes:
+                raise ConfigError(f"{self.experiment} has no arm {arm!r}; it has: {', '.join(self.results)}")
+        if only:
+            nodes = tuple(n for n in nodes if only in (n.id, n.stage.config.stage))
+            if not nodes:
+                raise ConfigError(f"{self.experiment} has no stage {only!r}; `craw4llm plan {self.experiment}` lists them")
+        return nodes
+
+
+def expand(declared: Experiment, given: Mapping[str, Any] | None = None, replicates: int | None = None) -> Graph:
+    """The graph of `declared` with the parameters `given`, for replicates 0 to `replicates` - 1."""
+    values = declared.values(given or {})
+    count = declared.replicates if replicates is None else replicates
+    if count < 1:
+        raise ConfigError(f"{declared.name}: replicates is {count}; expected at least 1")
+    results: dict[str, dict[int, Stage]] = {}
+    inputs: dict[str, Stage] = {}
+    config: Config | None = None
+    for replicate in range(count):
+        built = declared.build(replicate=replicate, **values)
+        config = built.report
+        for arm, stage in built.arms.items():
+            if not arm or any(not part.replace("_", "").replace("-", "").isalnum() for part in arm.split("/")):
+                raise ConfigError(f"{declared.name}: the arm name {arm!r} must be of letters, digits, _, - and /")
+            results.setdefault(arm, {})[replicate] = stage
+            inputs[f"results/{arm}#{replicate}"] = stage
+        for name, stage in built.reported.items():
+            if replicate and (name not in inputs or inputs[name].key != stage.key):
+                name = f"{name}#{replicate}"
+            inputs[name] = stage
+    assert config is not None
+    report = Stage(config, **inputs)
+    return Graph(declared.name, values, count, _nodes(report, results), results, report)
+
+
+def _nodes(report: Stage, results: Mapping[str, Mapping[int, Stage]]) -> tuple[Node, ...]:
+    users: dict[str, dict[str, set[int]]] = {}  # stage key -> arm -> replicates
+    for arm, by_replicate in results.items():
+        for replicate, result in by_replicate.items():
+            for stage in result.ancestors():
+                users.setdefault(stage.key, {}).setdefault(arm, set()).add(replicate)
+    read_by_report = {stage.key for name, stage in report.inputs.items() if not name.startswith("results/")}
+    several = max((len(r) for r in results.values()), default=0) > 1
+    nodes: list[Node] = []
+    ids: dict[str, str] = {}
+    taken: set[str] = set()
+    for stage in report.ancestors():
+        arms = tuple(arm for arm in results if arm in users.get(stage.key, {}))
+        group, _, label = stage.name.rpartition("/")
+        if not group and stage.key not in read_by_report:
+            group = _common(arms)
+        rounds = set().union(*(users[stage.key][arm] for arm in arms)) if arms else set()
+        name = f"{label}_r{rounds.pop()}" if several and len(rounds) == 1 else label
+        node_id = name if not group else f"{group.replace('/', '.')}.{name}"
+        if node_id in taken:
+            raise ConfigError(f"two stages are called {node_id!r}; give one of them a name: Stage(config, 'name', ...)")
+        taken.add(node_id)
+        ids[stage.key] = node_id
+        upstream = tuple(sorted({ids[s.key] for s in stage.inputs.values()}))
+        nodes.append(Node(node_id, stage, group, arms, upstream))
+    return tuple(nodes)
+
+
+def _common(arms: tuple[str, ...]) -> str:
+    """The longest path that all arms begin with; "" for none."""
+    if not arms:
+        return ""
+    parts = [arm.split("/") for arm in arms]
+    common: list[str] = []
+    for column in zip(*parts, strict=False):
+        if len(set(column)) > 1:
+            break
+        common.append(column[0])
+    return "/".join(common)
+
+
+def folder() -> Path:
+    """Where experiments are declared: $CRAW4LLM_EXPERIMENTS, else dags/experiments of the project."""
+    given = os.environ.get(EXPERIMENTS_FOLDER)
+    return Path(given) if given else Path(__file__).resolve().parent.parent / "dags" / "experiments"
+
+
+def names() -> list[str]:
+    """Names of the declared experiments, sorted."""
+    return sorted(p.stem for p in folder().glob("*.py") if not p.stem.startswith("_"))
+
+
+def load(name: str) -> Experiment:
+    """The experiment declared in `<folder>/<name>.py` under its own name."""
+    path = folder() / f"{name}.py"
+    if not path.is_file() or path.stem.startswith("_"):
+        raise ConfigError(f"there is no experiment {name!r} in {folder()}; declared are: {', '.join(names()) or 'none'}")
+    spec = importlib.util.spec_from_file_location(f"craw4llm_experiments.{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    declared = getattr(module, name, None)
+    if not isinstance(declared, Experiment):
+        raise ConfigError(f"{path} declares no experiment called {name!r} (a function under @experiment)")
+    return declared
+
+
+def _typed(owner: str, parameter: Parameter, value: Any) -> Any:
+    wanted = parameter.type
+    error = ConfigError(f"{owner}: {parameter.name} is {value!r}; expected {wanted.__name__}")
+    if isinstance(value, str) and wanted is not str:
+        text = value.strip()
+        if wanted is bool:
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            raise error
+        try:
+            return wanted(text.replace("_", "")) if wanted is int else wanted(text)
+        except ValueError:
+            raise error from None
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise error
+    return value

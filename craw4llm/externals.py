@@ -1,0 +1,77 @@
+"""Content digests of external inputs, remembered by path, size and modification time.
+
+    digests = ExternalDigests(root / "externals.json")
+    digests(External(name="corpus", path="web.parquet"))   -> 64 hexadecimal digits
+
+A file's digest is the SHA-256 of its bytes. A folder's is the SHA-256 of one line per regular file below it, sorted by path:
+`<sha256>  <relative path>`. The memory belongs to execution: deleting it costs one more read of the files.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from craw4llm.errors import InputError
+from craw4llm.fingerprint import External
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class ExternalDigests:
+    """Callable: External -> content digest. Raises InputError if the file or folder is missing or unreadable."""
+
+    def __init__(self, memory: Path | None) -> None:
+        self.memory = memory
+        self._known: dict[str, str] = {}
+        self._changed = False
+        if memory is not None and memory.is_file():
+            try:
+                self._known = dict(json.loads(memory.read_text()))
+            except (OSError, ValueError, TypeError):
+                self._known = {}  # it only saves time: a damaged memory is read anew
+
+    def __call__(self, external: External) -> str:
+        path = Path(external.path)
+        if not path.exists():
+            raise InputError(
+                f"{external.name}: {external.path} does not exist (looked in {Path.cwd()}); give the path of the {external.name}"
+            )
+        try:
+            if path.is_dir():
+                return self._folder(path, external)
+            return self._file(path)
+        except OSError as error:
+            raise InputError(f"{external.name}: {external.path} cannot be read: {error.strerror or error}") from error
+
+    def save(self) -> None:
+        """Keep what was learnt; a root that cannot be written is no error here, the stages will say so."""
+        if self.memory is None or not self._changed:
+            return
+        try:
+            self.memory.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.memory.with_name(f"{self.memory.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(self._known, sort_keys=True))
+            temporary.replace(self.memory)
+        except OSError:
+            return
+        self._changed = False
+
+    def _file(self, path: Path) -> str:
+        status = path.stat()
+        key = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+        if key not in self._known:
+            self._known[key] = sha256_file(path)
+            self._changed = True
+        return self._known[key]
+
+    def _folder(self, path: Path, external: External) -> str:
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink())
+        if not files:
+            raise InputError(f"{external.name}: the folder {external.path} holds no files")
+        lines = [f"{self._file(p)}  {p.relative_to(path).as_posix()}\n" for p in files]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,0 +1,143 @@
+"""The configs of training, evaluation and the report. Frozen dataclasses only: importing this is cheap (no torch).
+
+    tokens -> checkpoint -> results -> report
+"""
+
+import dataclasses
+import math
+from typing import ClassVar, Literal
+
+from craw4llm.fingerprint import External
+from craw4llm.stage import Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Shape of the decoder: width, layers, heads, hidden width of the SwiGLU, context length in tokens."""
+
+    d_model: int
+    n_layers: int
+    n_heads: int
+    d_hidden: int
+    context: int = 2048
+
+    def parameters(self, vocab_size: int) -> int:
+        """Trainable parameters: untied embedding and head, four attention projections, SwiGLU, gain-only norms, QK-norm gains."""
+        layer = 4 * self.d_model**2 + 3 * self.d_model * self.d_hidden + 4 * self.d_model
+        return 2 * vocab_size * self.d_model + self.n_layers * layer + self.d_model
+
+    def flops_per_token(self, vocab_size: int) -> float:
+        """Training FLOPs a token, forward and backward: 6 x matrix parameters (embedding left out) + 12 x layers x width x context."""
+        layer = 4 * self.d_model**2 + 3 * self.d_model * self.d_hidden
+        matmul = self.n_layers * layer + vocab_size * self.d_model
+        return 6.0 * matmul + 12.0 * self.n_layers * self.d_model * self.context
+
+
+def swiglu_hidden(d_model: int) -> int:
+    """open_lm's rule: 8/3 of the width, rounded up to a multiple of 256 (2,816 at 1,024)."""
+    return 256 * math.ceil(int(8 * d_model / 3) / 256)
+
+
+def _open_lm(d_model: int, n_layers: int, n_heads: int) -> Shape:
+    return Shape(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_hidden=swiglu_hidden(d_model))
+
+
+# open_lm model configs 11m_v2, 79m_v2, 154m_v2 and d=1024_l=24_h=8 (DCLM's 411m_1x). `toy` is ours, for CPUs.
+SIZES: dict[str, Shape] = {
+    "toy": Shape(d_model=64, n_layers=4, n_heads=4, d_hidden=192, context=256),
+    "11M": _open_lm(96, 8, 4),
+    "79M": _open_lm(512, 8, 4),
+    "154M": _open_lm(576, 24, 8),
+    "411M": _open_lm(1024, 24, 8),
+}
+NEOX_VOCAB = 50_432  # GPT-NeoX-20B's 50,277 ids padded to a multiple of 128
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config):
+    """tokens, heldout -> checkpoint.
+
+    token_budget: tokens that the model is trained on; fewer unique tokens are repeated in further epochs, which the manifest says.
+    vocab_size: rows of embedding and head; at least the tokenizer's.
+    seed: of initialisation and of the order of the samples.
+    warmup_steps: linear, at most a tenth of all steps (a stated rule for small budgets; the paper's 2,000 steps are 6.4% of its run).
+    """
+
+    stage: ClassVar[str] = "train"
+    inputs: ClassVar[tuple[str, ...]] = ("tokens", "heldout")
+    size: str = "411M"
+    vocab_size: int = NEOX_VOCAB
+    token_budget: int
+    batch_tokens: int = 512 * 2048
+    learning_rate: float = 3e-3
+    final_learning_rate: float = 3e-5
+    warmup_steps: int = 2000
+    weight_decay: float = 0.033
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    z_loss: float = 1e-4
+    grad_clip: float = 1.0
+    precision: Literal["bf16", "fp32"] = "bf16"
+    seed: int = 124
+
+    def check(self) -> None:
+        if self.size not in SIZES:
+            raise self.refuse("size", f"one of {', '.join(SIZES)}")
+        if self.batch_tokens % self.shape.context or self.batch_tokens < self.shape.context:
+            raise self.refuse("batch_tokens", f"a multiple of the context length, {self.shape.context}")
+        if self.token_budget < self.batch_tokens:
+            raise self.refuse("token_budget", f"at least one batch, {self.batch_tokens} tokens")
+        if self.vocab_size < 2:
+            raise self.refuse("vocab_size", "at least 2")
+
+    @property
+    def shape(self) -> Shape:
+        return SIZES[self.size]
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps: the budget in whole batches."""
+        return self.token_budget // self.batch_tokens
+
+    @property
+    def batch_sequences(self) -> int:
+        return self.batch_tokens // self.shape.context
+
+    @property
+    def warmup(self) -> int:
+        """Warm-up steps after the rule for small budgets."""
+        return min(self.warmup_steps, max(1, self.steps // 10))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(Config):
+    """checkpoint, tokenizer, heldout -> bits per byte of every held-out page; every item of the 23 task entries.
+
+    tasks: a folder with the task files (JSON lines, as named in training.evaluation.tasks); without it the few self-written items
+        that the project ships, which exercise every task and measure little.
+    max_context: 0 takes the model's context length; prompts are cropped from the left.
+    """
+
+    stage: ClassVar[str] = "evaluate"
+    inputs: ClassVar[tuple[str, ...]] = ("checkpoint", "tokenizer", "heldout")
+    suite: Literal["core-23", "none"] = "core-23"
+    tasks: External | None = None
+    few_shot_seed: int = 1234
+    max_context: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportConfig(Config):
+    """Everything it reports on, by name -> report.html, tables, figures.
+
+    inputs: "corpus", "scores"; "crawl/<policy>" for the curves; "results/<arm>#<replicate>" for every finished run.
+    question: what the experiment asks. reference: the arm that the others are compared with. hypothesis: what was expected.
+    """
+
+    stage: ClassVar[str] = "report"
+    variadic: ClassVar[bool] = True
+    title: str
+    question: str
+    hypothesis: str = ""
+    reference: str = ""
