@@ -180,16 +180,19 @@ class Store:
                 shutil.rmtree(partial)
             partial.mkdir(parents=True, exist_ok=True)
             started = time.time()
-            result = write(partial)
+            try:
+                result = write(partial)
+            except BaseException:
+                if not keep_partial:  # of no use to the next attempt, and a full disk needs the room
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
             manifest = {
                 "schema": MANIFEST_SCHEMA,
                 "stage": stage,
                 "version": version,
                 "fingerprint": fingerprint,
                 "config": config,
-                "inputs": {
-                    name: {"stage": a.stage, "fingerprint": a.fingerprint, "digest": a.digest} for name, a in inputs.items()
-                },
+                "inputs": {name: {"stage": a.stage, "fingerprint": a.fingerprint, "digest": a.digest} for name, a in inputs.items()},
                 "counts": {name: {"value": v, "unit": unit} for name, (v, unit) in result.counts.items()},
                 "notes": dict(result.notes),
                 "wall_time_s": round(time.time() - started, 3),
@@ -276,10 +279,8 @@ def storage_errors(root: Path) -> Iterator[None]:
                 f"no space left while writing {where}: free some space (`craw4llm gc`) or choose another --root; "
                 "finished artifacts are kept, and the next run goes on from them"
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StorageError(
-                f"{where} cannot be written ({error.strerror}): make {root} writable or choose another --root"
-            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise StorageError(f"{where} cannot be written ({error.strerror}): make {root} writable or choose another --root") from error
         raise
 
 

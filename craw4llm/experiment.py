@@ -8,7 +8,9 @@
 
 An arm's name is a path, `quality/equal_fetches`: the part before the slash is its group, in the Airflow UI and in node ids. A stage
 that several arms share belongs to the longest path that they have in common, and one that the report reads to none, unless its own
-name says so: Stage(config, "quality/crawl", ...). So a policy's crawl is `quality.crawl` and the corpus is `corpus`. Experiments are declared in `dags/experiments/`, one module each, and import configs only.
+name says so: Stage(config, "quality/crawl", ...). So a policy's crawl is `quality.crawl` and the corpus is `corpus`.
+
+Experiments are declared in `dags/experiments/`, one module each, and import configs only.
 """
 
 import dataclasses

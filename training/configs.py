@@ -1,6 +1,6 @@
 """The configs of training, evaluation and the report. Frozen dataclasses only: importing this is cheap (no torch).
 
-    tokens -> checkpoint -> results -> report
+tokens -> checkpoint -> results -> report
 """
 
 import dataclasses

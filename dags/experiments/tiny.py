@@ -58,9 +58,7 @@ def tiny(
     """
     synthetic = corpus == "synthetic"
     web = Stage(
-        CorpusConfig(
-            source=SyntheticWeb() if synthetic else External(name="corpus", path=corpus), heldout_fraction=heldout_fraction
-        )
+        CorpusConfig(source=SyntheticWeb() if synthetic else External(name="corpus", path=corpus), heldout_fraction=heldout_fraction)
     )
     if scorer:
         rater = Stage(ScorerConfig(kind="fasttext", source=External(name="scorer model", path=scorer)))
@@ -73,9 +71,7 @@ def tiny(
     else:
         bpe = Stage(TokenizerConfig(vocab_size=vocab_size), corpus=web)
     sample_tokens = SIZES["toy"].context + 1
-    heldout = Stage(
-        TokenizeConfig(pages="heldout", sample_tokens=sample_tokens, last_sample="pad"), "heldout", corpus=web, tokenizer=bpe
-    )
+    heldout = Stage(TokenizeConfig(pages="heldout", sample_tokens=sample_tokens, last_sample="pad"), "heldout", corpus=web, tokenizer=bpe)
 
     def crawl(policy: Policy, **match: Stage) -> Stage:
         config = CrawlConfig(
@@ -114,9 +110,7 @@ def tiny(
     arms = {}
     for policy, trace in crawls.items():
         arms[f"{policy}/equal_pages"] = results(Stage(first_pages, corpus=web, crawl=trace))
-        arms[f"{policy}/equal_fetches"] = results(
-            Stage(best_of_fetched, corpus=web, scorer=rater, crawl=trace, match=quality)
-        )
+        arms[f"{policy}/equal_fetches"] = results(Stage(best_of_fetched, corpus=web, scorer=rater, crawl=trace, match=quality))
     arms["oracle"] = results(Stage(oracle, corpus=web, scores=scores))
     return Arms(
         arms=arms,

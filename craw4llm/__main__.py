@@ -1,0 +1,192 @@
+"""The command line: `craw4llm plan|run|show|verify|gc|fetch`, also `python -m craw4llm`.
+
+    craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
+    craw4llm run tiny                                builds what is missing and prints the report's path
+    craw4llm run tiny --only quality.crawl           one stage, its inputs must be there (what an Airflow task runs)
+
+Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artifact; 5 a stage; 6 the disk; 130 interrupted.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from craw4llm import __version__
+from craw4llm.artifact import Store
+from craw4llm.errors import ConfigError, Craw4LLMError
+from craw4llm.execution import Execution, default_workers
+from craw4llm.experiment import Graph, expand, load, names
+
+ROOT_VARIABLE = "CRAW4LLM_ROOT"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__)
+def cli() -> None:
+    """Which crawl policy gives the better language model for the same number of page fetches?"""
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of every command that names an experiment."""
+    for option in (
+        click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path,
+                     help="Artifact root."),
+        click.option("--replicates", type=int, help="Number of replicates (default: the experiment's own)."),
+        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the experiment."),
+        click.argument("experiment"),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None) -> Graph:
+    given = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {setting!r}: expected KEY=VALUE")
+        given[name] = value
+    return expand(load(experiment), given, replicates)
+
+
+@cli.command()
+@_options
+def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> None:
+    """Show the stages of EXPERIMENT, what is finished, and what the arms will cost."""
+    from craw4llm.plan import describe
+    from craw4llm.runner import make_plan
+
+    graph = _graph(experiment, settings, replicates)
+    click.echo(describe(make_plan(graph, Execution(root=root))))
+
+
+@cli.command()
+@_options
+@click.option("--only", default="", help="One stage: an id that `plan` lists, or a stage kind. Its inputs must be finished.")
+@click.option("--arm", default="", help="Only stages of this arm or policy.")
+@click.option("--jobs", type=click.IntRange(1), default=default_workers, show_default="processors", help="Stages at a time.")
+@click.option("--workers", type=click.IntRange(1), default=default_workers, show_default="processors", help="Processes a stage may use.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 ...")
+@click.option("--micro-batch", type=click.IntRange(0), default=0, help="Sequences a device takes at once (0: chosen).")
+def run(
+    experiment: str,
+    settings: tuple[str, ...],
+    replicates: int | None,
+    root: Path,
+    only: str,
+    arm: str,
+    jobs: int,
+    workers: int,
+    device: str,
+    micro_batch: int,
+) -> None:
+    """Build what is missing of EXPERIMENT and print where its report is."""
+    from craw4llm import runner
+
+    started = time.monotonic()
+    graph = _graph(experiment, settings, replicates)
+    execution = Execution(root=root, workers=workers, device=device, micro_batch=micro_batch)
+    planned = runner.make_plan(graph, execution)
+    nodes = graph.select(only, arm)
+    if arm and not only:  # an arm is of use only with all that it is made from
+        wanted = {s.key for node in nodes for s in node.stage.ancestors()}
+        nodes = tuple(n for n in graph.nodes if n.stage.key in wanted)
+    built = runner.run(planned, nodes, execution, jobs=jobs)
+    spent = time.monotonic() - started
+    if built:
+        click.echo(f"{experiment}: {len(built)} of {len(nodes)} stages built in {spent:.1f} s, the others were finished")
+    else:
+        click.echo(f"{experiment}: nothing to do, all {len(nodes)} stages are finished ({spent:.1f} s)")
+    report = planned.artifact(graph.node(graph.id_of(graph.report)))
+    if report is not None and graph.report.key in {n.stage.key for n in nodes}:
+        click.echo(f"report: {report.file('report.html').resolve()}")
+    elif len(nodes) == 1:
+        artifact = planned.artifact(nodes[0])
+        assert artifact is not None
+        click.echo(f"{nodes[0].id}: {artifact.path.resolve()}")
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+def show(name: str | None, root: Path) -> None:
+    """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint."""
+    from craw4llm import browse
+
+    click.echo(browse.show(name, root, names()))
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+def verify(name: str | None, root: Path) -> None:
+    """Re-read the files of all artifacts (or of one experiment, or one fingerprint) and compare them with their manifests."""
+    from craw4llm import browse
+
+    faults, checked = browse.verify(name, root)
+    for line in faults:
+        click.echo(line)
+    click.echo(f"{checked} artifacts verified, {len(faults)} faults")
+    if faults:
+        sys.exit(4)
+
+
+@cli.command()
+@click.option("--delete", is_flag=True, help="Delete them; without it they are only listed.")
+@click.option("--forget", metavar="EXPERIMENT", multiple=True, help="Treat what only this experiment's runs reach as unneeded.")
+@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+def gc(delete: bool, forget: tuple[str, ...], root: Path) -> None:
+    """List artifacts that no recorded run reaches, and interrupted attempts; delete them when told."""
+    from craw4llm import browse
+
+    click.echo(browse.collect_garbage(Store(root), delete=delete, forget=forget))
+
+
+@cli.group()
+def fetch() -> None:
+    """Get data from outside: the demo's web."""
+
+
+@fetch.command("demo-web")
+@click.option("--to", default="data/demo-web", show_default=True, type=Path, help="Folder to write.")
+def fetch_demo_web(to: Path) -> None:
+    """Download about 20 Debian documentation packages and unpack their pages (a synthetic web where none can be had)."""
+    from craw4llm import demo_web
+
+    click.echo(demo_web.fetch(to, lambda line: click.echo(line, err=True)))
+
+
+def main() -> None:
+    """Entry point: errors of the project end in one clear line, an interruption in exit code 130."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except Craw4LLMError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("interrupted; finished artifacts are kept, the same command goes on from them", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Looking at what is in an artifact root: `craw4llm show`, `verify` and `gc`."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from craw4llm.artifact import Artifact, Store
+from craw4llm.errors import ArtifactError
+from craw4llm.runner import read_index
+
+_NO_STAGES = ("index", "locks", "logs", "memo")
+
+
+def show(name: str | None, root: Path, declared: Sequence[str]) -> str:
+    """Text for `craw4llm show [NAME]`: all experiments, the runs of one, or one artifact."""
+    if name is None:
+        lines = ["Declared experiments:"]
+        for experiment in declared:
+            runs = read_index(root / "index" / f"{experiment}.json")
+            lines.append(f"  {experiment}: {len(runs)} recorded runs in {root}")
+        return "\n".join(lines)
+    runs = read_index(root / "index" / f"{name}.json")
+    if runs:
+        return "\n".join(_runs(name, runs, Store(root)))
+    found = [a for a in artifacts(root) if a.fingerprint.startswith(name)]
+    if not found:
+        known = ", ".join(declared) or "none"
+        raise ArtifactError(f"{name!r} is no experiment with runs in {root} and no fingerprint there (declared experiments: {known})")
+    return "\n\n".join(_artifact(a) for a in found)
+
+
+def _runs(name: str, runs: Sequence[dict[str, Any]], store: Store) -> Iterator[str]:
+    for run in runs:
+        yield f"{name}  replicates {run['replicates']}  parameters {json.dumps(run['parameters'], sort_keys=True)}"
+        report = store.find("report", run["report"])
+        yield f"  report {run['report']}  {report.file('report.html') if report else 'not built'}"
+        for replicate, arms in sorted(run["arms"].items(), key=lambda item: int(item[0])):
+            for arm, stages in arms.items():
+                done = sum(store.find(s["stage"], s["fingerprint"]) is not None for s in stages.values())
+                own = {node_id: s for node_id, s in stages.items() if node_id not in run["shared"]}
+                prints = "  ".join(f"{s['stage']} {s['fingerprint']}" for s in own.values())
+                yield f"  #{replicate} {arm}: {done} of {len(stages)} stages finished  {prints}"
+
+
+def _artifact(artifact: Artifact) -> str:
+    manifest = artifact.manifest
+    lines = [f"{artifact.stage} {artifact.fingerprint}  {artifact.path}", f"  digest   {artifact.digest}"]
+    lines.append(f"  finished {manifest['finished']} in {manifest['wall_time_s']} s")
+    lines.append(f"  config   {json.dumps(manifest['config'], sort_keys=True)}")
+    for name, ref in manifest["inputs"].items():
+        lines.append(f"  input    {name}: {ref['stage']} {ref['fingerprint']}")
+    for name, entry in manifest["counts"].items():
+        value = entry["value"]
+        text = "missing" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+        lines.append(f"  count    {name}: {text} {entry['unit']}")
+    for name, note in manifest["notes"].items():
+        lines.append(f"  note     {name}: {json.dumps(note)[:300]}")
+    for entry in manifest["files"]:
+        lines.append(f"  file     {entry['path']}: {entry['size_bytes']:,} bytes{' (volatile)' if entry['volatile'] else ''}")
+    return "\n".join(lines)
+
+
+def artifacts(root: Path) -> Iterator[Artifact]:
+    """All finished artifacts, by stage and fingerprint."""
+    store = Store(root)
+    for stage in _folders(root):
+        if stage.name in _NO_STAGES:
+            continue
+        for folder in _folders(stage):
+            if not folder.name.startswith("."):
+                found = store.find(stage.name, folder.name)
+                if found is not None:
+                    yield found
+
+
+def verify(name: str | None, root: Path) -> tuple[list[str], int]:
+    """Re-reads artifacts: all, those that an experiment's runs reach, or those whose fingerprint begins with `name`.
+
+    Returns (one line per fault, artifacts read).
+    """
+    runs = read_index(root / "index" / f"{name}.json") if name else []
+    if runs:
+        wanted = reachable(runs)
+        chosen = [a for a in artifacts(root) if (a.stage, a.fingerprint) in wanted]
+    else:
+        chosen = [a for a in artifacts(root) if name is None or a.fingerprint.startswith(name)]
+        if name and not chosen:
+            raise ArtifactError(f"{name!r} is no experiment with runs in {root} and no fingerprint there")
+    faults = [f"{a.stage} {a.fingerprint}: {fault}" for a in chosen for fault in a.verify()]
+    return faults, len(chosen)
+
+
+def reachable(runs: Iterable[dict[str, Any]]) -> set[tuple[str, str]]:
+    """(stage, fingerprint) of everything that recorded runs are made of."""
+    wanted = set()
+    for run in runs:
+        groups = [run["shared"], *(stages for arms in run["arms"].values() for stages in arms.values())]
+        wanted |= {(s["stage"], s["fingerprint"]) for group in groups for s in group.values()}
+    return wanted
+
+
+def collect_garbage(store: Store, *, delete: bool, forget: Sequence[str]) -> str:
+    """Lists (and with `delete` deletes) finished artifacts that no recorded run reaches, and partial folders nobody is writing."""
+    root = store.root
+    wanted: set[tuple[str, str]] = set()
+    for path in sorted((root / "index").glob("*.json")):
+        if path.stem not in forget:
+            wanted |= reachable(read_index(path))
+    lines, freed = [], 0
+    for stage in _folders(root):
+        if stage.name in _NO_STAGES:
+            continue
+        for folder in _folders(stage):
+            if (stage.name, folder.name) in wanted:
+                continue
+            fingerprint = folder.name.removeprefix(".partial-")
+            size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+            what = "interrupted" if folder.name.startswith(".") else "unreached"
+            if delete:
+                with store.lock(stage.name, fingerprint):
+                    shutil.rmtree(folder)
+            freed += size
+            lines.append(f"{'deleted' if delete else what}  {size:>14,} bytes  {folder}")
+    if delete:
+        for name in forget:
+            (root / "index" / f"{name}.json").unlink(missing_ok=True)
+    lines.append(f"{len(lines)} folders, {freed:,} bytes{'' if delete else '; delete them with --delete'}")
+    return "\n".join(lines)
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
