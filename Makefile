@@ -5,7 +5,7 @@
 # Settings: PYTHON=python3.12  CORPUS=web.parquet  SCORER=model.bin  SCORER_TEXT=lines.txt  TOKENIZER=tokenizer.json  SEEDS=seeds.txt
 #           ARGS="--set pages=300 --jobs 1"   (further arguments of `craw4llm run`)
 
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null 2>&1 && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c '' >/dev/null 2>&1 && echo $$p && break; done)
 BIN := .venv/bin
 READY := .venv/.ready
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)

@@ -7,6 +7,7 @@
 Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artifact; 5 a stage; 6 the disk; 130 interrupted.
 """
 
+import json
 import logging
 import os
 import signal
@@ -75,6 +76,7 @@ def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, roo
 @click.option("--workers", type=click.IntRange(1), default=default_workers, show_default="processors", help="Processes a stage may use.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 ...")
 @click.option("--micro-batch", type=click.IntRange(0), default=0, help="Sequences a device takes at once (0: chosen).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line per stage: what it made and where; all else goes to stderr.")
 def run(
     experiment: str,
     settings: tuple[str, ...],
@@ -86,9 +88,10 @@ def run(
     workers: int,
     device: str,
     micro_batch: int,
+    as_json: bool,
 ) -> None:
     """Build what is missing of EXPERIMENT and print where its report is."""
-    from craw4llm import runner
+    from craw4llm import browse, runner
 
     started = time.monotonic()
     graph = _graph(experiment, settings, replicates)
@@ -101,9 +104,13 @@ def run(
     built = runner.run(planned, nodes, execution, jobs=jobs)
     spent = time.monotonic() - started
     if built:
-        click.echo(f"{experiment}: {len(built)} of {len(nodes)} stages built in {spent:.1f} s, the others were finished")
+        click.echo(f"{experiment}: {len(built)} of {len(nodes)} stages built in {spent:.1f} s, the others were finished", err=as_json)
     else:
-        click.echo(f"{experiment}: nothing to do, all {len(nodes)} stages are finished ({spent:.1f} s)")
+        click.echo(f"{experiment}: nothing to do, all {len(nodes)} stages are finished ({spent:.1f} s)", err=as_json)
+    if as_json:
+        for node in nodes:
+            click.echo(json.dumps(browse.record(node.id, planned.artifact(node), built=node.id in built)))
+        return
     report = planned.artifact(graph.node(graph.id_of(graph.report)))
     if report is not None and graph.report.key in {n.stage.key for n in nodes}:
         click.echo(f"report: {report.file('report.html').resolve()}")

@@ -62,6 +62,20 @@ def _artifact(artifact: Artifact) -> str:
     return "\n".join(lines)
 
 
+def record(node_id: str, artifact: Artifact | None, *, built: bool) -> dict[str, Any]:
+    """A finished stage in plain JSON values, for programs; `built`: by this call. A missing count is None."""
+    assert artifact is not None, f"{node_id} was run and has no artifact"
+    return {
+        "node": node_id,
+        "stage": artifact.stage,
+        "fingerprint": artifact.fingerprint,
+        "digest": artifact.digest,
+        "path": str(artifact.path.resolve()),
+        "counts": {name: entry["value"] for name, entry in artifact.manifest["counts"].items()},
+        "built": built,
+    }
+
+
 def artifacts(root: Path) -> Iterator[Artifact]:
     """All finished artifacts, by stage and fingerprint."""
     store = Store(root)

@@ -7,8 +7,8 @@
     for node in graph.nodes: node.id, node.stage, node.upstream
 
 An arm's name is a path, `quality/equal_fetches`: the part before the slash is its group, in the Airflow UI and in node ids. A stage
-that several arms share belongs to the longest path that they have in common, and one that the report reads to none, unless its own
-name says so: Stage(config, "quality/crawl", ...). So a policy's crawl is `quality.crawl` and the corpus is `corpus`.
+belongs to the longest path that all its users have in common, and one that the report itself reads to none, unless its own name
+says so: Stage(config, "quality/crawl", ...). So a policy's crawl is `quality.crawl` and the corpus is `corpus`.
 
 Experiments are declared in `dags/experiments/`, one module each, and import configs only.
 """
@@ -18,7 +18,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +132,15 @@ class Graph:
         return next(node.id for node in self.nodes if node.stage.key == stage.key)
 
     def select(self, only: str = "", arm: str = "") -> tuple[Node, ...]:
-        """The nodes of a node id or stage kind (`only`) and of an arm. ConfigError if there is none."""
+        """The nodes of a node id or, where no node has that id, of a stage kind (`only`), and of an arm. ConfigError if there is none."""
         nodes = self.nodes
         if arm:
             nodes = tuple(n for n in nodes if any(a == arm or a.startswith(f"{arm}/") for a in n.arms))
             if not nodes:
                 raise ConfigError(f"{self.experiment} has no arm {arm!r}; it has: {', '.join(self.results)}")
         if only:
-            nodes = tuple(n for n in nodes if only in (n.id, n.stage.config.stage))
+            named = tuple(n for n in nodes if n.id == only)
+            nodes = named or tuple(n for n in nodes if n.stage.config.stage == only)
             if not nodes:
                 raise ConfigError(f"{self.experiment} has no stage {only!r}; `craw4llm plan {self.experiment}` lists them")
         return nodes
@@ -172,38 +173,43 @@ def expand(declared: Experiment, given: Mapping[str, Any] | None = None, replica
 
 
 def _nodes(report: Stage, results: Mapping[str, Mapping[int, Stage]]) -> tuple[Node, ...]:
+    stages = list(report.ancestors())
     users: dict[str, dict[str, set[int]]] = {}  # stage key -> arm -> replicates
+    groups: dict[str, list[str]] = {stage.key: [] for stage in stages}  # stage key -> groups of what uses it
     for arm, by_replicate in results.items():
         for replicate, result in by_replicate.items():
+            groups[result.key].append(arm)
             for stage in result.ancestors():
                 users.setdefault(stage.key, {}).setdefault(arm, set()).add(replicate)
-    read_by_report = {stage.key for name, stage in report.inputs.items() if not name.startswith("results/")}
+    for name, stage in report.inputs.items():
+        if not name.startswith("results/"):
+            groups[stage.key].append("")
+    group: dict[str, str] = {report.key: ""}
+    for stage in reversed(stages):
+        if stage is not report:
+            group[stage.key] = stage.name.rpartition("/")[0] or _common(groups[stage.key])
+            for used in stage.inputs.values():
+                groups[used.key].append(group[stage.key])
     several = max((len(r) for r in results.values()), default=0) > 1
     nodes: list[Node] = []
     ids: dict[str, str] = {}
-    taken: set[str] = set()
-    for stage in report.ancestors():
+    for stage in stages:
         arms = tuple(arm for arm in results if arm in users.get(stage.key, {}))
-        group, _, label = stage.name.rpartition("/")
-        if not group and stage.key not in read_by_report:
-            group = _common(arms)
         rounds = set().union(*(users[stage.key][arm] for arm in arms)) if arms else set()
+        label = stage.name.rpartition("/")[2]
         name = f"{label}_r{rounds.pop()}" if several and len(rounds) == 1 else label
-        node_id = name if not group else f"{group.replace('/', '.')}.{name}"
-        if node_id in taken:
+        node_id = ".".join([*filter(None, group[stage.key].split("/")), name])
+        if node_id in ids.values():
             raise ConfigError(f"two stages are called {node_id!r}; give one of them a name: Stage(config, 'name', ...)")
-        taken.add(node_id)
         ids[stage.key] = node_id
         upstream = tuple(sorted({ids[s.key] for s in stage.inputs.values()}))
-        nodes.append(Node(node_id, stage, group, arms, upstream))
+        nodes.append(Node(node_id, stage, group[stage.key], arms, upstream))
     return tuple(nodes)
 
 
-def _common(arms: tuple[str, ...]) -> str:
-    """The longest path that all arms begin with; "" for none."""
-    if not arms:
-        return ""
-    parts = [arm.split("/") for arm in arms]
+def _common(paths: Sequence[str]) -> str:
+    """The longest path that all paths begin with; "" for none."""
+    parts = [path.split("/") if path else [] for path in paths]
     common: list[str] = []
     for column in zip(*parts, strict=False):
         if len(set(column)) > 1:

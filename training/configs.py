@@ -7,6 +7,7 @@ import dataclasses
 import math
 from typing import ClassVar, Literal
 
+from craw4llm.errors import ConfigError
 from craw4llm.fingerprint import External
 from craw4llm.stage import Config
 
@@ -20,6 +21,10 @@ class Shape:
     n_heads: int
     d_hidden: int
     context: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.d_model % self.n_heads or (self.d_model // self.n_heads) % 2:
+            raise ConfigError(f"d_model is {self.d_model} with {self.n_heads} heads; expected an even width per head (rotary pairs)")
 
     def parameters(self, vocab_size: int) -> int:
         """Trainable parameters: untied embedding and head, four attention projections, SwiGLU, gain-only norms, QK-norm gains."""
@@ -61,6 +66,7 @@ class TrainConfig(Config):
     vocab_size: rows of embedding and head; at least the tokenizer's.
     seed: of initialisation and of the order of the samples.
     warmup_steps: linear, at most a tenth of all steps (a stated rule for small budgets; the paper's 2,000 steps are 6.4% of its run).
+    validation_tokens: the held-out loss at the end is over the first so many held-out tokens (the evaluation reads them all).
     """
 
     stage: ClassVar[str] = "train"
@@ -79,6 +85,7 @@ class TrainConfig(Config):
     z_loss: float = 1e-4
     grad_clip: float = 1.0
     precision: Literal["bf16", "fp32"] = "bf16"
+    validation_tokens: int = 262_144
     seed: int = 124
 
     def check(self) -> None:
@@ -90,6 +97,8 @@ class TrainConfig(Config):
             raise self.refuse("token_budget", f"at least one batch, {self.batch_tokens} tokens")
         if self.vocab_size < 2:
             raise self.refuse("vocab_size", "at least 2")
+        if self.validation_tokens < 1:
+            raise self.refuse("validation_tokens", "at least 1")
 
     @property
     def shape(self) -> Shape:

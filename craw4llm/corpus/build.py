@@ -37,6 +37,7 @@ POOL_FROM_CHUNKS = 4  # starting a pool costs about a second; less work than thi
 SPOOL = "text.spool"
 
 _ZSTD = pa.Codec("zstd")
+_FOLDER_DECIDES = frozenset("/.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")  # unlike "?query", "#part" and ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ def prepare(chunk: Chunk, max_text_chars: int) -> Prepared:
     """Checks and canonicalises a chunk's records. Runs in any process; the result depends on the arguments alone."""
     done = Prepared()
     place: dict[str, int] = {}  # canonical link -> its position in link_urls
-    known: dict[tuple[str, str], str | None] = {}  # links repeat within a site: (base host and path, link) -> canonical
+    known: dict[tuple[str, str], str | None] = {}  # links repeat within a site: (folder or base, link) -> canonical
     index: list[int] = []
     for record in chunk.read():
         if isinstance(record, Reject):
@@ -105,7 +106,7 @@ def prepare(chunk: Chunk, max_text_chars: int) -> Prepared:
             if not isinstance(link, str):
                 done.unusable_links += 1
                 continue
-            key = (base if link[:1] in ("", "?", "#") else folder, link)
+            key = (folder if link[:1] in _FOLDER_DECIDES else base, link)
             if key in known:
                 target = known[key]
             else:

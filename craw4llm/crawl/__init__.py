@@ -1,0 +1,1 @@
+"""The crawl: frontier, policies, loop, trace, seeds."""

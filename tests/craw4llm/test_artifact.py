@@ -162,7 +162,7 @@ def test_an_unwritable_root_is_one_clear_error(tmp_path: Path, monkeypatch: pyte
         raise PermissionError(13, "Permission denied", str(tmp_path / "demo"))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(StorageError, match="Permission denied.*choose another --root"):
+    with pytest.raises(StorageError, match=r"Permission denied.*choose another --root"):
         put(Store(tmp_path))
 
 
@@ -180,7 +180,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_artifact(tmp_path: Path) -
             (out / "big.bin").write_bytes(b"x" * 4_000_000)
             return Result()
 
-        with pytest.raises(StorageError, match="no space left.*--root"):
+        with pytest.raises(StorageError, match=r"no space left.*--root"):
             store.build("demo", "dddddddddddd", version=1, config={}, inputs={}, write=write)
         assert store.find("demo", "dddddddddddd") is None
         put(store)  # a small artifact still goes in once the next attempt clears the large one away

@@ -4,8 +4,8 @@
         ids = encode_prompt(prompt, tokenizer.encode, context=2048)
 
 An item's text is three parts that are encoded apart and concatenated: the preamble (the few-shot examples), the context (the item's
-own question) and the continuation. A space belongs to the continuation, because byte-level BPEs make one token of " word". Nothing else is added: no
-begin or end of text. A prompt that is too long keeps its last tokens.
+own question) and the continuation. A space belongs to the continuation, because byte-level BPEs make one token of " word". Nothing
+else is added: no begin or end of text. A prompt that is too long keeps its last tokens.
 
 The examples come from the item's own file (its category, where the task has categories), by one `random.Random(seed)` stream that is
 consumed in file order, and they stand in the iteration order of a CPython set of their indices. That order is part of the protocol.

@@ -157,6 +157,11 @@ _TABLE = (
           "BIG-bench (Srivastava et al. 2022)", "Apache-2.0"),
 )
 # fmt: on
+_FIELDS: dict[Kind, Mapping[str, type]] = {
+    "mc": {"query": str, "choices": list, "gold": int},
+    "lm": {"context": str, "continuation": str},
+    "schema": {"context_options": list, "continuation": str, "gold": int},
+}
 TASKS: dict[str, Task] = {task.label: task for task in _TABLE}
 CORE: tuple[str, ...] = tuple(label for label in TASKS if label != "mmlu_fewshot")
 
@@ -174,28 +179,19 @@ def read_task_files(folder: Path) -> dict[str, TaskFile]:
             f"tasks: {folder} lacks {', '.join(missing)}; expected the files of llm-foundry's scripts/eval/local_data, flat or in its "
             "sub-folders; add them, or leave `tasks` out to use the self-written sample items"
         )
-    return {label: _read(TASKS[label], str(path), path.read_bytes(), own=False) for label, path in found.items() if path is not None}
+    return {
+        label: parse_task_file(TASKS[label], str(path), path.read_bytes(), own=False) for label, path in found.items() if path is not None
+    }
 
 
 def read_own_items() -> dict[str, TaskFile]:
     """The self-written items that the project ships: complete sets of their own, and no data set's."""
     folder = importlib.resources.files("training.evaluation") / "sample_items"
-    return {label: _read(task, task.file_name, (folder / task.file_name).read_bytes(), own=True) for label, task in TASKS.items()}
+    return {label: parse_task_file(task, task.file_name, (folder / task.file_name).read_bytes(), own=True) for label, task in TASKS.items()}
 
 
-def git_blob(content: bytes) -> str:
-    """The object id that git gives to a file of this content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _find(folder: Path, task: Task) -> Path | None:
-    for path in (folder / task.file_name, folder / task.file):
-        if path.is_file():
-            return path
-    return None
-
-
-def _read(task: Task, name: str, content: bytes, *, own: bool) -> TaskFile:
+def parse_task_file(task: Task, name: str, content: bytes, *, own: bool) -> TaskFile:
+    """The items of one file's bytes. name: for messages. own: self-written items, complete as they are. Raises InputError as above."""
     rows: list[Row] = []
     lines: list[int] = []
     rejects: list[Reject] = []
@@ -221,7 +217,10 @@ def _read(task: Task, name: str, content: bytes, *, own: bool) -> TaskFile:
             f"{name}: {len(rejects)} of {total} items cannot be used (at most {MAX_BAD_SHARE:.0%} may be), first line {first.line + 1}: "
             f"{first.reason}; get the file of {task.label} again"
         )
-    state, why = ("complete", "") if own else _state(task, len(rows), content)
+    state: State = "complete"
+    why = ""
+    if not own:
+        state, why = _state(task, len(rows), content)
     return TaskFile(
         task=task,
         rows=tuple(rows),
@@ -231,6 +230,18 @@ def _read(task: Task, name: str, content: bytes, *, own: bool) -> TaskFile:
         why=why,
         sha256=hashlib.sha256(content).hexdigest(),
     )
+
+
+def git_blob(content: bytes) -> str:
+    """The object id that git gives to a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _find(folder: Path, task: Task) -> Path | None:
+    for path in (folder / task.file_name, folder / task.file):
+        if path.is_file():
+            return path
+    return None
 
 
 def _state(task: Task, usable: int, content: bytes) -> tuple[State, str]:
@@ -250,16 +261,12 @@ def _row(task: Task, line: str, where: str) -> dict[str, Any]:
         raise InputError(f"{where} is not JSON ({error}); get the file of {task.label} again") from error
     if not isinstance(row, dict):
         raise InputError(f"{where} is not a JSON object; expected an item of {task.label}")
-    types: dict[str, type] = {
-        "mc": {"query": str, "choices": list, "gold": int},
-        "lm": {"context": str, "continuation": str},
-        "schema": {"context_options": list, "continuation": str, "gold": int},
-    }[task.kind]
+    types: dict[str, type] = dict(_FIELDS[task.kind])
     if task.categories:
         types["category"] = str
     for field, wanted in types.items():
         value = row.get(field)
-        if type(value) is not wanted or (wanted is list and not all(isinstance(option, str) for option in value)):
+        if type(value) is not wanted or (isinstance(value, list) and not all(isinstance(option, str) for option in value)):
             kind = "list of strings" if wanted is list else wanted.__name__
             raise InputError(f"{where}: {field} is {value!r:.80}; an item of {task.label} ({task.kind}) has a {kind} there")
     return {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}

@@ -81,7 +81,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """"better", "worse" (a, against b), "can't tell", "one replicate" or "missing"."""
+        """ "better", "worse" (a, against b), "can't tell", "one replicate" or "missing"."""
         if self.missing:
             return "missing"
         if not self.seeds_known:
@@ -91,7 +91,7 @@ class Pair:
     def sentence(self) -> str:
         """The verdict with its numbers."""
         if self.missing or self.difference is None or self.low is None or self.high is None:
-            return f"{self.a} against {self.b}: no verdict, {self.missing}"
+            return f"{self.a} against {self.b}: no verdict ({self.missing})"
         count = f"{len(self.replicates)} replicate{'s' if len(self.replicates) != 1 else ''}"
         low, high = sorted((abs(self.low), abs(self.high)))
         if self.decided:
@@ -111,7 +111,9 @@ def bits_per_byte(nll: Floats, n_bytes: NDArray[np.unsignedinteger]) -> float:
     return float(np.sum(nll) / math.log(2) / np.sum(n_bytes, dtype=np.float64))
 
 
-def page_draws(nll: Mapping[Cell, Floats], n_bytes: NDArray[np.unsignedinteger], draws: int = DRAWS, seed: int = SEED) -> dict[Cell, Floats]:
+def page_draws(
+    nll: Mapping[Cell, Floats], n_bytes: NDArray[np.unsignedinteger], draws: int = DRAWS, seed: int = SEED
+) -> dict[Cell, Floats]:
     """Bits per byte of every model on resampled held-out pages; draw d takes the same pages for every model.
 
     nll: (arm, replicate) -> float64[pages], nats. n_bytes: of the same pages in the same order. Returns (arm, replicate) ->

@@ -1,0 +1,326 @@
+"""The crawl loop: Algorithm 1 of Craw4LLM (Yu, Liu, Xiong, arXiv 2502.13347), mode `paper`, for every policy.
+
+    crawl = Crawler(corpus, policy, page_scores, seeds=ids, budget=Budget(pages=3014), batch_pages=150).run(progress)
+
+    iteration 0      all seeds are fetched and crawled, in the order given
+    iteration k      the links of the pages crawled in k - 1 are followed; a look-ahead policy fetches what is new, to order it;
+                     then a batch of the best `batch_pages` live pages is popped and crawled (and, but for look-ahead, fetched now)
+
+**Events.** A crawl is a sequence of two kinds of events, fetches and crawls; it ends at the first event that covers every budget. So a
+crawl with a smaller budget is a prefix of one with a larger budget, by pages and by fetches alike, and the last batch's links are not
+followed: they belong to an iteration that does not come. Within an iteration, a look-ahead policy's fetches are in the order of
+places (canonical URLs, dead links among them), before the crawls; elsewhere a page is fetched when it is popped, in the order of popping.
+
+A dead link costs a fetch and has no place in a batch: a look-ahead policy finds out when it wants to score it, the others when they
+pop it. Held-out pages are never fetched; links to them are counted.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from craw4llm.configs import KNOWLEDGE
+from craw4llm.corpus.reader import Corpus
+from craw4llm.crawl.frontier import Frontier
+from craw4llm.crawl.policies import FullGraph, Live, Policy, Seen, TargetText, make_policy
+from craw4llm.errors import ConfigError
+from craw4llm.execution import Progress
+from craw4llm.scoring.memo import PageScores
+
+Targets = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Pages crawled and fetches made, each at least so many; None: not limited by it. At least one is given."""
+
+    pages: int | None = None
+    fetches: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pages is None and self.fetches is None:
+            raise ConfigError("crawl: no budget; give pages, fetches or both")
+
+    def left(self, crawled: int, fetched: int) -> tuple[int, int]:
+        """Pages and fetches that are still to come, each 0 or more."""
+        return max(0, (self.pages or 0) - crawled), max(0, (self.fetches or 0) - fetched)
+
+
+@dataclass(kw_only=True)
+class Iteration:
+    """One row of iterations.parquet (docs/artifacts.md, "crawl")."""
+
+    iteration: int
+    discovered: int = 0
+    fetched: int = 0
+    crawled: int = 0
+    dead: int = 0
+    frontier: int = 0
+    links: int = 0
+    new_targets: int = 0
+    heldout_links: int = 0
+    mean_score_crawled: float | None = None
+    mean_score_discovered: float | None = None
+    hosts: int = 0
+
+
+@dataclass(kw_only=True)
+class Crawl:
+    """A finished crawl, in arrays.
+
+    fetched: uint32, targets in fetch order, dead links among them; fetched_in uint32: the iteration of each. crawled: uint32, pages in
+    crawl order; crawled_in uint32; priority float32: of each when popped (NaN: a seed). parent, depth: uint32[n_targets], of discovered
+    targets (a seed has depth 0 and no parent). waiting, waiting_priority: what the frontier holds at the end. stop: "budget" or
+    "exhausted".
+    """
+
+    fetched: Targets
+    fetched_in: NDArray[np.uint32]
+    crawled: Targets
+    crawled_in: NDArray[np.uint32]
+    priority: NDArray[np.float32]
+    parent: NDArray[np.uint32]
+    depth: NDArray[np.uint32]
+    waiting: Targets
+    waiting_priority: NDArray[np.float32]
+    stop: str
+    iterations: list[Iteration] = field(default_factory=list)
+
+
+def url_places(corpus: Corpus) -> NDArray[np.uint32]:
+    """uint32[n_targets]: each target's position in the order of canonical URLs (UTF-8 bytes), pages and dead links alike.
+
+    Ids would do without dead links; with them, ties broken by id would pop every page before any dead link.
+    """
+    places = np.arange(corpus.n_targets, dtype=np.uint32)
+    if corpus.n_targets > corpus.n_pages:
+        order = pc.sort_indices(pa.chunked_array([corpus.urls, corpus.dead_urls]))
+        places[order.to_numpy()] = np.arange(corpus.n_targets, dtype=np.uint32)
+    return places
+
+
+class Crawler:
+    """The state of one crawl. `run` goes on until the budget is covered or nothing is left to crawl.
+
+    seeds: uint32, distinct ids of live pages that are not held out, in the order of crawling. page_scores: needed by policies that read scores; with it, the
+    scores of crawled pages are kept for any policy. rng_seed: of the random policy.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        policy: str,
+        page_scores: PageScores | None,
+        *,
+        seeds: Targets,
+        budget: Budget,
+        batch_pages: int,
+        rng_seed: int = 0,
+    ) -> None:
+        n = corpus.n_targets
+        self._corpus, self._scores = corpus, page_scores
+        self._budget, self._batch_pages = budget, batch_pages
+        self._seeds = seeds
+        self._fetched_mask = np.zeros(n, dtype=np.bool_)
+        self._policy = self._make_policy(policy, rng_seed)
+        self._look_ahead = KNOWLEDGE[policy] == "target_text"
+        self._place = url_places(corpus)
+        self._target = np.empty(n, dtype=np.uint32)
+        self._target[self._place] = np.arange(n, dtype=np.uint32)
+        self._frontier = Frontier(n, moves=self._policy.moves)
+        self._seen = np.zeros(n, dtype=np.bool_)  # V of Algorithm 1
+        self._parent = np.zeros(n, dtype=np.uint32)
+        self._depth = np.zeros(n, dtype=np.uint32)
+        self._host_seen = np.zeros(len(corpus.hosts), dtype=np.bool_)
+        self._fetched: list[Targets] = []
+        self._crawled: list[Targets] = []
+        self._priority: list[NDArray[np.float32]] = []
+        self._n_fetched = self._n_crawled = 0
+        self._score_sum, self._score_count = 0.0, 0
+        self._batch: Targets = np.empty(0, dtype=np.uint32)
+        self._rows: list[Iteration] = []
+
+    def run(self, progress: Progress | None = None) -> Crawl:
+        stop = "exhausted"
+        while True:
+            row = Iteration(iteration=len(self._rows))
+            self._rows.append(row)
+            before = self._n_crawled, self._n_fetched
+            if row.iteration == 0:
+                self._crawl_seeds(row)
+            else:
+                self._follow_links(row)
+                if not self._done:
+                    self._crawl_batch(row)
+            row.frontier = len(self._frontier)
+            row.hosts = int(np.count_nonzero(self._host_seen))
+            if progress is not None:
+                moved = self._n_crawled - before[0] if self._budget.fetches is None else self._n_fetched - before[1]
+                progress.update(moved, note=f"iteration {row.iteration:,}, frontier {row.frontier:,}")
+            if self._done:
+                stop = "budget"
+                break
+            if not len(self._batch) and not len(self._frontier):
+                break
+        return self._result(stop)
+
+    @property
+    def _done(self) -> bool:
+        return self._budget.left(self._n_crawled, self._n_fetched) == (0, 0)
+
+    def _make_policy(self, name: str, rng_seed: int) -> Policy:
+        n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]
+        if knowledge == "full_graph":
+            known: Live = FullGraph(n, rng_seed, self._corpus.indegree)
+        elif knowledge == "target_text":
+            known = TargetText(n, rng_seed, self._scores_of_fetched)
+        else:
+            known = Live(n, rng_seed)
+        policy = make_policy(name, known)
+        if policy.reads_scores and self._scores is None:
+            raise ConfigError(f"crawl: the policy {name} orders pages by scores; give the crawl the input `scorer`")
+        return policy
+
+    def _scores_of_fetched(self, pages: Targets) -> NDArray[np.float32]:
+        """What a look-ahead policy may read: the scores of pages whose fetch is already counted."""
+        assert self._fetched_mask[pages].all(), "a look-ahead policy asked for a page that was not fetched"
+        assert self._scores is not None
+        return self._scores.scores(pages)
+
+    def _crawl_seeds(self, row: Iteration) -> None:
+        seeds = self._seeds[: max(self._budget.left(0, 0))]
+        self._seen[seeds] = True
+        row.discovered = len(seeds)
+        self._fetch(row, seeds)
+        self._crawl(row, [seeds], [np.full(len(seeds), np.nan, dtype=np.float32)])
+        if self._look_ahead:
+            row.mean_score_discovered = row.mean_score_crawled
+
+    def _follow_links(self, row: Iteration) -> None:
+        """Follows the links of the last batch: discovers targets, and moves the priorities of known ones."""
+        offsets, targets = self._corpus.outlinks(self._batch)
+        source = np.repeat(np.arange(len(self._batch)), np.diff(offsets))
+        heldout = self._corpus.heldout_mask[targets]
+        row.heldout_links = int(np.count_nonzero(heldout))
+        row.links = len(targets) - row.heldout_links
+        # Targets that were fetched, and so no longer wait, are done with; without moving priorities so are all that were seen.
+        closed = self._fetched_mask if self._policy.moves else self._seen
+        open_links = ~heldout & ~closed[targets]
+        targets, source = targets[open_links], source[open_links]
+        distinct, first, inverse = np.unique(targets, return_index=True, return_inverse=True)
+        new = ~self._seen[distinct]
+        parents = self._batch[source[first[new]]]  # links are in the order of crawl ranks: the first linked first
+        self._seen[distinct[new]] = True
+        self._parent[distinct[new]] = parents
+        self._depth[distinct[new]] = self._depth[parents] + 1
+        row.new_targets = int(np.count_nonzero(new))
+        if self._look_ahead:
+            rows = self._look_at(row, distinct, np.flatnonzero(new))
+            distinct, first = distinct[rows], first[rows]
+        else:
+            row.discovered = row.new_targets
+        if not len(distinct):
+            return
+        moves = self._policy.moves
+        none = np.empty(0, dtype=np.float32)
+        seen = Seen(
+            targets=distinct,
+            first_rank=self._n_crawled - len(self._batch) + source[first],
+            link_target=inverse if moves else np.empty(0, dtype=np.int64),
+            link_score=self._scores_of_batch(source) if moves and self._policy.reads_scores else none,
+            mean_score=self._score_sum / self._score_count if self._score_count else float("nan"),
+        )
+        self._frontier.push(self._place[distinct], self._policy.priorities(seen))
+
+    def _scores_of_batch(self, source: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores of the linking pages, which are crawled pages: float32[links]."""
+        assert self._scores is not None
+        return self._scores.scores(self._batch)[source]
+
+    def _look_at(self, row: Iteration, targets: Targets, new: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Fetches the targets at the rows `new`, in the order of places, up to the end of the crawl. Returns the rows that are live."""
+        new = new[np.argsort(self._place[targets[new]])]
+        pages_left, fetches_left = self._budget.left(self._n_crawled, self._n_fetched)
+        if pages_left == 0:
+            new = new[:fetches_left]
+        row.discovered = len(new)
+        self._fetch(row, targets[new])
+        live = np.sort(new[targets[new] < self._corpus.n_pages])
+        assert self._scores is not None
+        row.mean_score_discovered = mean_score(self._scores.scores(targets[live]))
+        return live
+
+    def _crawl_batch(self, row: Iteration) -> None:
+        """Pops up to `batch_pages` live pages, fewer where the crawl ends."""
+        popped: list[Targets] = []
+        priorities: list[NDArray[np.float32]] = []
+        live = 0
+        while live < self._batch_pages:
+            pages_left, fetches_left = self._budget.left(self._n_crawled + live, self._n_fetched)
+            # The crawl cannot end within `count` events: a pop is at most one page crawled and, but for look-ahead, one fetch.
+            count = self._batch_pages - live
+            if not self._look_ahead:
+                count = min(count, max(pages_left, fetches_left))
+            elif not fetches_left:
+                count = min(count, pages_left)
+            places, some = self._frontier.pop(count)
+            if not len(places):  # the crawl ends here, or the frontier is empty
+                break
+            targets = self._target[places]
+            is_live = targets < self._corpus.n_pages
+            if not self._look_ahead:
+                self._fetch(row, targets)
+            popped.append(targets[is_live])
+            priorities.append(some[is_live])
+            live += int(np.count_nonzero(is_live))
+        self._crawl(row, popped, priorities)
+
+    def _fetch(self, row: Iteration, targets: Targets) -> None:
+        self._fetched_mask[targets] = True
+        self._fetched.append(targets)
+        self._n_fetched += len(targets)
+        dead = int(np.count_nonzero(targets >= self._corpus.n_pages))
+        row.dead += dead
+        row.fetched += len(targets) - dead
+
+    def _crawl(self, row: Iteration, popped: list[Targets], priorities: list[NDArray[np.float32]]) -> None:
+        pages = np.concatenate(popped) if popped else np.empty(0, dtype=np.uint32)
+        self._batch = pages
+        self._crawled.append(pages)
+        self._priority.append(np.concatenate(priorities) if priorities else np.empty(0, dtype=np.float32))
+        self._n_crawled += len(pages)
+        row.crawled = len(pages)
+        self._host_seen[self._corpus.host_ids[pages]] = True
+        if self._scores is not None:
+            scores = self._scores.scores(pages)
+            scored = scores[~np.isnan(scores)].tolist()
+            row.mean_score_crawled = mean_score(scores)
+            self._score_sum += math.fsum(scored)
+            self._score_count += len(scored)
+
+    def _result(self, stop: str) -> Crawl:
+        waiting, waiting_priority = self._frontier.entries()
+        by_iteration = [row.fetched + row.dead for row in self._rows]
+        return Crawl(
+            fetched=np.concatenate(self._fetched),
+            fetched_in=np.repeat(np.arange(len(self._rows), dtype=np.uint32), by_iteration),
+            crawled=np.concatenate(self._crawled),
+            crawled_in=np.repeat(np.arange(len(self._rows), dtype=np.uint32), [row.crawled for row in self._rows]),
+            priority=np.concatenate(self._priority),
+            parent=self._parent,
+            depth=self._depth,
+            waiting=self._target[waiting],
+            waiting_priority=waiting_priority,
+            stop=stop,
+            iterations=self._rows,
+        )
+
+
+def mean_score(scores: NDArray[np.float32]) -> float | None:
+    """Mean of the scores that are there; None where there is none. Summed exactly, so that it is the same on any machine."""
+    known = scores[~np.isnan(scores)].tolist()
+    return math.fsum(known) / len(known) if known else None

@@ -1,0 +1,113 @@
+"""The stage `crawl`: seeds, policy and budget in, the trace of one crawl out (docs/artifacts.md, "crawl").
+
+The work is in craw4llm.crawl.loop. This module opens the inputs, checks that they belong together, and counts.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from craw4llm.artifact import Artifact, Result
+from craw4llm.configs import CrawlConfig
+from craw4llm.corpus.reader import Corpus
+from craw4llm.crawl.loop import Budget, Crawl, Crawler, mean_score
+from craw4llm.crawl.seeds import draw_seeds, read_seeds
+from craw4llm.crawl.trace import write_trace
+from craw4llm.errors import ArtifactError
+from craw4llm.execution import Execution
+from craw4llm.scoring.memo import PageScores
+
+_MASS_TIE = 0.5  # share of the popped pages with one and the same priority, above which the manifest warns
+
+
+def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
+    corpus = Corpus(inputs["corpus"])
+    fetches = config.budget_fetches
+    if config.match_fetches:
+        require_same_corpus(inputs["match"], inputs["corpus"])
+        fetches = max(fetches or 0, int(inputs["match"].count("fetches")))
+    budget = Budget(pages=config.budget_pages, fetches=fetches)
+    seeds = read_seeds(Path(config.seeds.path), corpus) if config.seeds else draw_seeds(corpus, config.seed_count, config.seed_set)
+    total, unit = (budget.fetches, "request") if budget.fetches is not None else (budget.pages or 0, "page")
+    with (
+        PageScores(inputs["corpus"], inputs["scorer"], execution) if "scorer" in inputs else nullcontext() as page_scores,
+        execution.progress(f"crawl {config.policy}", total=total, unit=unit) as progress,
+    ):
+        crawler = Crawler(
+            corpus,
+            config.policy,
+            page_scores,
+            seeds=seeds.pages,
+            budget=budget,
+            batch_pages=config.batch_pages,
+            rng_seed=config.rng_seed,
+        )
+        crawl = crawler.run(progress)
+        pages = crawl.fetched[crawl.fetched < corpus.n_pages]
+        scores = page_scores.scores(pages) if page_scores else None
+        write_trace(crawl, corpus, scores, out)
+        mean = mean_score(page_scores.scores(crawl.crawled)) if page_scores else None
+    notes: dict[str, Any] = {
+        "stop": crawl.stop,
+        "seeds_unknown": seeds.unknown,
+        "seeds_heldout": seeds.heldout,
+        "seeds_repeated": seeds.repeated,
+    }
+    warnings = list(_warnings(crawl, config.policy, budget))
+    if warnings:
+        notes["warnings"] = warnings
+    return Result(
+        counts={
+            "seeds": (len(seeds.pages), "pages"),
+            "discovered": (sum(row.discovered for row in crawl.iterations), "targets"),
+            "fetched_pages": (len(pages), "pages"),
+            "dead_links": (len(crawl.fetched) - len(pages), "requests"),
+            "fetches": (len(crawl.fetched), "requests"),
+            "crawled_pages": (len(crawl.crawled), "pages"),
+            "iterations": (len(crawl.iterations), "iterations"),
+            "mean_score_crawled": (mean, "score"),
+        },
+        notes=notes,
+    )
+
+
+def estimate(config: CrawlConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
+    """The budgets; a look-ahead policy's fetches, and how far a crawl must go to match another's, are known only afterwards."""
+    known: dict[str, tuple[float, str]] = {}
+    if config.budget_pages is not None:
+        known["pages"] = (config.budget_pages, "pages")
+    if config.budget_fetches is not None:
+        known["fetches"] = (config.budget_fetches, "requests")
+    return known
+
+
+def require_same_corpus(made_from: Artifact, corpus: Artifact) -> None:
+    """Raises ArtifactError if `made_from` was made from another corpus than `corpus`: its page ids would mean other pages."""
+    given = made_from.manifest["inputs"]["corpus"]["fingerprint"]
+    if given != corpus.fingerprint:
+        raise ArtifactError(
+            f"the {made_from.stage} {made_from.fingerprint} was made from the corpus {given}, but is used with the corpus "
+            f"{corpus.fingerprint}; give both the same corpus"
+        )
+
+
+def _warnings(crawl: Crawl, policy: str, budget: Budget) -> list[str]:
+    found = []
+    if crawl.stop == "exhausted":
+        wanted = " and ".join(f"{n:,} {what}" for n, what in ((budget.pages, "pages"), (budget.fetches, "fetches")) if n is not None)
+        found.append(
+            f"nothing was left to crawl after {len(crawl.crawled):,} pages and {len(crawl.fetched):,} fetches; the budget was {wanted}"
+        )
+    popped = crawl.priority[int(np.count_nonzero(crawl.crawled_in == 0)) :]
+    if len(popped) > 1 and policy != "breadth_first":
+        values, counts = np.unique(popped, return_counts=True)
+        if counts.max() > _MASS_TIE * len(popped):
+            value = values[int(np.argmax(counts))]
+            found.append(
+                f"{counts.max():,} of {len(popped):,} pages were popped with one and the same priority, {value:.6g}: among them the "
+                "order of URLs decided, not the policy"
+            )
+    return found

@@ -1,0 +1,210 @@
+"""The trace of a crawl: its Parquet files, written once, and read as prefixes.
+
+    trace = Trace(artifact)
+    prefix = trace.prefix(pages=600)       what the crawl with that budget would have fetched and crawled
+    prefix.crawled, prefix.fetched         uint32, in crawl order and in fetch order
+
+Columns: docs/artifacts.md, "crawl". A crawl with a smaller budget is a prefix of one with a larger (craw4llm.crawl.loop), so one crawl
+at the largest budget serves every smaller one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from craw4llm.artifact import Artifact
+from craw4llm.configs import KNOWLEDGE
+from craw4llm.corpus.reader import Corpus
+from craw4llm.crawl.loop import Crawl
+from craw4llm.errors import ConfigError
+
+ROW_GROUP_ROWS = 1 << 17
+
+_ITERATIONS = pa.schema(
+    [
+        ("iteration", pa.uint32()),
+        *((name, pa.uint64()) for name in ("discovered", "fetched", "crawled", "dead", "frontier", "links", "new_targets")),
+        ("heldout_links", pa.uint64()),
+        ("mean_score_crawled", pa.float64()),
+        ("mean_score_discovered", pa.float64()),
+        ("hosts", pa.uint64()),
+    ]
+)
+
+
+def write_trace(crawl: Crawl, corpus: Corpus, scores: NDArray[np.float32] | None, out: Path) -> None:
+    """Writes pages.parquet, dead_links.parquet and iterations.parquet.
+
+    scores: float32, of the fetched pages in fetch order; None where the crawl had no scorer.
+    """
+    live = crawl.fetched < corpus.n_pages
+    ranks = np.arange(len(crawl.fetched), dtype=np.uint64)
+    pages = crawl.fetched[live]
+    crawl_rank, crawled = _look_up(pages, crawl.crawled)
+    waiting_row, waits = _look_up(pages, crawl.waiting)
+    priority = np.full(len(pages), np.nan, dtype=np.float32)
+    priority[crawled] = crawl.priority[crawl_rank[crawled]]
+    priority[waits] = crawl.waiting_priority[waiting_row[waits]]
+    depth = crawl.depth[pages]
+    crawled_in = np.zeros(len(pages), dtype=np.uint32)
+    crawled_in[crawled] = crawl.crawled_in[crawl_rank[crawled]]
+    columns = {
+        "page": pa.array(pages, pa.uint32()),
+        "iteration": pa.array(crawl.fetched_in[live], pa.uint32()),
+        "fetch_rank": pa.array(ranks[live], pa.uint64()),
+        "crawl_rank": pa.array(crawl_rank.astype(np.uint32), pa.uint32(), mask=~crawled),
+        "crawl_iteration": pa.array(crawled_in, pa.uint32(), mask=~crawled),
+        "parent": pa.array(crawl.parent[pages], pa.uint32(), mask=depth == 0),
+        "depth": pa.array(depth, pa.uint32()),
+        "priority": pa.array(priority, pa.float32()),
+        "score": pa.nulls(len(pages), pa.float32()) if scores is None else pa.array(scores, pa.float32()),
+    }
+    _write(pa.table(columns), out / "pages.parquet")
+    dead = crawl.fetched[~live]
+    urls = corpus.dead_urls.take(pa.array(dead.astype(np.int64) - corpus.n_pages))
+    columns = {
+        "target": pa.array(dead, pa.uint32()),
+        "url": urls.cast(pa.string()),
+        "iteration": pa.array(crawl.fetched_in[~live], pa.uint32()),
+        "fetch_rank": pa.array(ranks[~live], pa.uint64()),
+    }
+    _write(pa.table(columns), out / "dead_links.parquet")
+    _write(pa.Table.from_pylist([asdict(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """crawled: uint32, pages in crawl order. fetched: uint32, pages in fetch order. scores: float32, of the same pages as the crawl
+    stored them (NaN: none), or None where the crawl had no scorer. fetches: requests made, dead links included."""
+
+    crawled: NDArray[np.uint32]
+    fetched: NDArray[np.uint32]
+    crawled_scores: NDArray[np.float32] | None
+    fetched_scores: NDArray[np.float32] | None
+    fetches: int
+
+
+class Trace:
+    """A crawl artifact, opened for reading."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self.n_crawled = int(artifact.count("crawled_pages"))
+        self.n_fetches = int(artifact.count("fetches"))
+        self.stop = str(artifact.manifest["notes"]["stop"])
+
+    @cached_property
+    def pages(self) -> pa.Table:
+        """One row per fetched page, in fetch order."""
+        return pq.read_table(self.artifact.file("pages.parquet"))
+
+    @cached_property
+    def dead_links(self) -> pa.Table:
+        """One row per dead link that was requested, in fetch order."""
+        return pq.read_table(self.artifact.file("dead_links.parquet"))
+
+    @cached_property
+    def iterations(self) -> pa.Table:
+        """One row per iteration."""
+        return pq.read_table(self.artifact.file("iterations.parquet"))
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        return self.artifact.config
+
+    @property
+    def crawled(self) -> NDArray[np.uint32]:
+        """uint32[n_crawled]: pages in crawl order."""
+        return self.prefix().crawled
+
+    @property
+    def fetched(self) -> NDArray[np.uint32]:
+        """uint32: pages in fetch order."""
+        return self.prefix().fetched
+
+    def prefix(self, *, pages: int | None = None, fetches: int | None = None) -> Prefix:
+        """What the crawl with this budget, of pages crawled or of fetches, would have fetched and crawled; without one, all of it.
+
+        Raises ConfigError for a prefix that is longer than the crawl.
+        """
+        assert pages is None or fetches is None, "one prefix at a time"
+        fetch_rank = self._column("fetch_rank", np.uint64)
+        fetched_in = self._column("iteration", np.uint32)
+        is_crawled = ~self.pages.column("crawl_rank").is_null().to_numpy(zero_copy_only=False)
+        crawl_rank = self._column("crawl_rank", np.uint32)
+        look_ahead = KNOWLEDGE[self.config["policy"]] == "target_text"
+        n_fetches = self.n_fetches
+        is_fetched = np.ones(len(fetch_rank), dtype=np.bool_)
+        if pages is not None:
+            self._check(pages, self.n_crawled, "pages crawled")
+            is_crawled &= crawl_rank < pages
+            last = int(np.flatnonzero(is_crawled)[np.argmax(crawl_rank[is_crawled])])
+            crawl_iteration = int(self._column("crawl_iteration", np.uint32)[last])
+            if look_ahead and crawl_iteration:  # all fetches of an iteration come before its crawls
+                n_fetches = int(np.searchsorted(self._fetch_iterations, crawl_iteration, side="right"))
+            else:
+                n_fetches = int(fetch_rank[last]) + 1
+            is_fetched = fetch_rank < n_fetches
+        elif fetches is not None:
+            self._check(fetches, self.n_fetches, "fetches")
+            n_fetches = fetches
+            is_fetched = fetch_rank < fetches
+            is_crawled &= is_fetched
+            if look_ahead:
+                iteration = int(self._fetch_iterations[fetches - 1])
+                # an iteration's fetches come before its crawls; only a seed is fetched and crawled at once
+                is_crawled &= (self._column("crawl_iteration", np.uint32) < iteration) | (fetched_in == 0)
+        page = self._column("page", np.uint32)
+        crawled = np.flatnonzero(is_crawled)
+        crawled = crawled[np.argsort(crawl_rank[crawled], kind="stable")]
+        scores = None
+        if self.pages.column("score").null_count == 0:
+            scores = self.pages.column("score").to_numpy()
+        return Prefix(
+            page[crawled],
+            page[is_fetched],
+            None if scores is None else scores[crawled],
+            None if scores is None else scores[is_fetched],
+            n_fetches,
+        )
+
+    @cached_property
+    def _fetch_iterations(self) -> NDArray[np.uint32]:
+        """uint32[n_fetches]: the iteration of every fetch, ascending."""
+        fetches = self.iterations.column("fetched").to_numpy() + self.iterations.column("dead").to_numpy()
+        return np.repeat(np.arange(len(fetches), dtype=np.uint32), fetches.astype(np.int64))
+
+    def _column(self, name: str, dtype: type) -> NDArray[Any]:
+        """A column of `pages`; null as 0."""
+        return self.pages.column(name).fill_null(0).to_numpy().astype(dtype)
+
+    def _check(self, wanted: int, there: int, what: str) -> None:
+        if wanted < 1:
+            raise ConfigError(f"a prefix of {wanted} {what} is wanted; expected at least 1")
+        if wanted > there:
+            why = "it ran out of pages to crawl" if self.stop == "exhausted" else "that was its budget"
+            raise ConfigError(
+                f"the crawl {self.artifact.fingerprint} ({self.config['policy']}) has {there:,} {what} ({why}), but its first {wanted:,} "
+                "are wanted; " + ("use a smaller prefix or more seeds" if self.stop == "exhausted" else "raise the crawl's budget")
+            )
+
+
+def _look_up(wanted: NDArray[np.uint32], among: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(positions, found): where each of `wanted` stands in `among` (distinct values); 0 where it does not."""
+    if not len(among):
+        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=np.bool_)
+    order = np.argsort(among)
+    at = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
+    found = among[order][at] == wanted
+    return np.where(found, order[at], 0), found
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP_ROWS)

@@ -1,0 +1,263 @@
+"""The memo of computed scores, and `PageScores`, which computes only what nobody has computed yet.
+
+    with PageScores(corpus, scorer, execution) as page_scores:
+        page_scores.scores([17, 4])     -> float32[2], NaN where a page has no score
+
+Scores are a function of the page, not a stage in the way: crawls, selections and the score stage share one memo, in execution's
+folder, outside all artifacts. It can be deleted at any time; a cold memo costs time and changes no number.
+
+    <memo>/<corpus fingerprint>-<scorer fingerprint>/<host>-<pid>-<random>.scores
+
+A segment has one writer and is only appended to, one checksummed block a write:
+
+    b"C4SB" | uint32 n | uint32 page[n] | float32 score[n] | uint8 reason[n] | 8 bytes BLAKE2b of all before it       (little-endian)
+
+A writer that is killed leaves at most one torn block at the end of its own segment. A reader takes the blocks up to the first that is
+not whole, and counts the bytes after it as damaged. Two writers that computed the same page wrote the same numbers.
+"""
+
+import contextlib
+import hashlib
+import logging
+import multiprocessing
+import os
+import re
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from craw4llm.artifact import Artifact
+from craw4llm.corpus.reader import Corpus
+from craw4llm.errors import StageError
+from craw4llm.execution import Execution
+from craw4llm.scoring.scorer import Reasons, Scorer, Scores, open_scorer
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"C4SB"
+_HEAD = struct.Struct("<4sI")
+_ROW_BYTES = 4 + 4 + 1
+_CHECK_BYTES = 8
+_BLOCK_ROWS = 1 << 16
+_TASK_PAGES = 64  # tasks of at least 50 pages: below, passing them costs more than scoring them
+_POOL_AFTER_PAGES = 4000  # starting workers takes as long as scoring a few thousand pages here
+
+
+class Memo:
+    """One memo folder, opened for reading what is there and for appending to a segment of its own.
+
+    damaged_bytes: bytes of segments that could not be read as whole blocks, and were ignored.
+    """
+
+    def __init__(self, folder: Path, n_pages: int) -> None:
+        self.folder = folder
+        self.damaged_bytes = 0
+        # zeros take no memory until written; state is the reason + 1, and 0 for a page that nobody has scored
+        self._scores = np.zeros(n_pages, dtype=np.float32)
+        self._state = np.zeros(n_pages, dtype=np.uint8)
+        self._stream: BinaryIO | None = None
+        for segment in sorted(folder.glob("*.scores")) if folder.is_dir() else []:
+            self._read(segment)
+        if self.damaged_bytes:
+            log.warning("score memo %s: %d bytes of torn or damaged blocks ignored", folder, self.damaged_bytes)
+
+    def missing(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The distinct pages that have no entry, ascending."""
+        return np.unique(pages[self._state[pages] == 0])
+
+    def get(self, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
+        """float32 scores and uint8 reasons of pages that have an entry."""
+        state = self._state[pages]
+        assert state.all(), "asked for a score that was not computed"
+        return self._scores[pages], state - np.uint8(1)
+
+    def add(self, pages: NDArray[np.int64], scores: Scores, reasons: Reasons) -> None:
+        """Keeps new entries, here and on disk."""
+        for start in range(0, len(pages), _BLOCK_ROWS):
+            rows = slice(start, start + _BLOCK_ROWS)
+            self._append(encode(pages[rows], scores[rows], reasons[rows]))
+        self._scores[pages] = scores
+        self._state[pages] = reasons + np.uint8(1)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _append(self, block: bytes) -> None:
+        if self._stream is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            host = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())
+            self._stream = (self.folder / f"{host}-{os.getpid()}-{secrets.token_hex(4)}.scores").open("xb", buffering=0)
+        done = self._stream.write(block)
+        while done < len(block):
+            done += self._stream.write(block[done:])
+
+    def _read(self, segment: Path) -> None:
+        try:
+            data = segment.read_bytes()
+        except FileNotFoundError:  # deleted meanwhile
+            return
+        end = 0
+        for pages, scores, reasons, end in blocks(data):
+            if len(pages) and int(pages.max()) >= len(self._state):
+                end = 0
+                break
+            self._scores[pages] = scores
+            self._state[pages] = reasons + np.uint8(1)
+        self.damaged_bytes += len(data) - end
+
+
+def encode(pages: NDArray[np.int64], scores: Scores, reasons: Reasons) -> bytes:
+    """One block of the memo."""
+    body = b"".join(
+        [
+            _HEAD.pack(MAGIC, len(pages)),
+            pages.astype("<u4").tobytes(),
+            scores.astype("<f4").tobytes(),
+            reasons.astype(np.uint8).tobytes(),
+        ]
+    )
+    return body + _checksum(body)
+
+
+def blocks(data: bytes) -> Iterator[tuple[NDArray[np.uint32], Scores, Reasons, int]]:
+    """(pages, scores, reasons, where the block ends) of the whole blocks at the beginning of `data`."""
+    start = 0
+    while start + _HEAD.size <= len(data):
+        magic, count = _HEAD.unpack_from(data, start)
+        body_end = start + _HEAD.size + count * _ROW_BYTES
+        end = body_end + _CHECK_BYTES
+        if magic != MAGIC or end > len(data) or data[body_end:end] != _checksum(data[start:body_end]):
+            return
+        at = start + _HEAD.size
+        yield (
+            np.frombuffer(data, "<u4", count, at).astype(np.uint32),
+            np.frombuffer(data, "<f4", count, at + 4 * count).astype(np.float32),
+            np.frombuffer(data, np.uint8, count, at + 8 * count),
+            end,
+        )
+        start = end
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_CHECK_BYTES).digest()
+
+
+class PageScores:
+    """Scores of a corpus' pages by a scorer: read from the memo, computed where it has none. A context manager.
+
+    With several workers, pages are scored in processes that open corpus and scorer once and stay; they are started when
+    `pool_after` pages had to be scored. The numbers are the same for any number of workers.
+    computed: pages scored here, so not found in the memo.
+    """
+
+    def __init__(self, corpus: Artifact, scorer: Artifact, execution: Execution, *, pool_after: int = _POOL_AFTER_PAGES) -> None:
+        self._artifacts = (corpus, scorer)
+        self._corpus = Corpus(corpus)
+        self._scorer = open_scorer(scorer)
+        self._workers = execution.workers if self._scorer.reads == "text" else 1
+        self._pool: ProcessPoolExecutor | None = None
+        self._pool_after = pool_after
+        self.computed = 0
+        self._memo = Memo(execution.memo / f"{corpus.fingerprint}-{scorer.fingerprint}", self._corpus.n_pages)
+
+    def scores(self, pages: ArrayLike) -> Scores:
+        """float32[len(pages)], in the order given; NaN where a page has no score."""
+        return self.with_reasons(pages)[0]
+
+    def with_reasons(self, pages: ArrayLike) -> tuple[Scores, Reasons]:
+        """Scores, and for each the reason why there is none (0: there is one)."""
+        ids = np.asarray(pages, dtype=np.int64)
+        missing = self._memo.missing(ids)
+        if len(missing):
+            self._compute(missing)
+        return self._memo.get(ids)
+
+    @property
+    def damaged_bytes(self) -> int:
+        """Bytes of the memo that could not be read."""
+        return self._memo.damaged_bytes
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+        self._memo.close()
+
+    def __enter__(self) -> "PageScores":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _compute(self, pages: NDArray[np.int64]) -> None:
+        self.computed += len(pages)
+        if self._pool is None and self._workers > 1 and self.computed >= self._pool_after and len(pages) >= 2 * _TASK_PAGES:
+            self._pool = ProcessPoolExecutor(
+                self._workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_open_in_worker,
+                initargs=self._artifacts,
+            )
+        # Blocks of a few seconds' work, so that little is lost when this process is killed.
+        step = 2048 * self._workers
+        for start in range(0, len(pages), step):
+            part = pages[start : start + step]
+            if self._pool is None or len(part) < 2 * _TASK_PAGES:
+                scores, reasons = score_pages(self._corpus, self._scorer, part)
+            else:
+                size = max(_TASK_PAGES, -(-len(part) // (8 * self._workers)))
+                tasks = [part[i : i + size] for i in range(0, len(part), size)]
+                try:
+                    results = list(self._pool.map(_score_in_worker, tasks))
+                except BrokenProcessPool as error:
+                    raise StageError(
+                        "a scoring worker ended before its time (out of memory?); run again with fewer workers: "
+                        "what was scored so far is kept"
+                    ) from error
+                scores = np.concatenate([s for s, _ in results])
+                reasons = np.concatenate([r for _, r in results])
+            self._memo.add(part, scores, reasons)
+
+
+def score_pages(corpus: Corpus, scorer: Scorer, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
+    """Scores and reasons of pages, computed here. Only what the scorer reads is read."""
+    if scorer.reads == "url":
+        return scorer.score((), corpus.urls.take(pages).to_pylist())
+    return scorer.score(corpus.texts(pages), ())
+
+
+_opened: tuple[Corpus, Scorer] | None = None
+
+
+def _open_in_worker(corpus: Artifact, scorer: Artifact) -> None:
+    global _opened
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    sentinel = parent.sentinel
+
+    def end_with_parent() -> None:
+        with contextlib.suppress(OSError):
+            wait([sentinel])
+        os._exit(1)
+
+    # a pool's worker does not notice by itself that its parent was killed
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _opened = (Corpus(corpus), open_scorer(scorer))
+
+
+def _score_in_worker(pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
+    assert _opened is not None
+    return score_pages(*_opened, pages)

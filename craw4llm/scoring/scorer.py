@@ -1,0 +1,145 @@
+"""Scorers: a page's score depends on its text (fastText) or its URL (a table) alone.
+
+    scorer = open_scorer(artifact)
+    scores, reasons = scorer.score(texts, urls)     float32[n], uint8[n]
+
+NaN means "no score", and the reason says why: EMPTY (no text but white space), NOT_IN_TABLE, UNREADABLE (the model gave no
+probability). A table answers for a URL whether or not the page has text: its maker has decided that.
+
+**Text as the fastText scorer reads it.** Runs of white space become one space: `" ".join(text.split())`. NUL counts as white space (it
+is for fastText, not for Python), a lone surrogate as U+FFFD. fastText gives two kinds of words a meaning of its own: `</s>` ends the
+text, and a word that begins with the label prefix is dropped as a label. In a page they are text, so they are split by a space after
+their first character (`< /s>`, `_ _label__x`). A text without such words is read exactly as the fastText library reads it.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import fasttext
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from craw4llm.artifact import Artifact
+from craw4llm.errors import ArtifactError, InputError
+
+SCORED, EMPTY, NOT_IN_TABLE, UNREADABLE = 0, 1, 2, 3
+END_OF_TEXT = "</s>"  # fastText's Dictionary::EOS
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SUM_TOLERANCE = 1e-3  # fastText adds 1e-5 to each probability before it takes the logarithm
+
+Scores = NDArray[np.float32]
+Reasons = NDArray[np.uint8]
+
+
+class Scorer(Protocol):
+    """score: texts and urls are of one length; the one that the scorer does not read may be empty."""
+
+    reads: Literal["text", "url"]
+
+    def score(self, texts: Sequence[str], urls: Sequence[str]) -> tuple[Scores, Reasons]: ...
+
+
+def open_scorer(artifact: Artifact) -> Scorer:
+    """The scorer that a scorer artifact holds. ArtifactError for a kind that this version does not know."""
+    about = json.loads(artifact.file("scorer.json").read_text())
+    if about["kind"] == "fasttext":
+        return FastTextScorer(artifact.file("model.bin"), about["label"])
+    if about["kind"] == "table":
+        return TableScorer(artifact.file("table.parquet"))
+    raise ArtifactError(f"scorer {artifact.fingerprint} is of kind {about['kind']!r}; this version reads fasttext and table")
+
+
+class FastTextScorer:
+    """P(label) over all labels of a supervised fastText model, clipped to [0, 1]."""
+
+    reads: Literal["text", "url"] = "text"
+
+    def __init__(self, path: Path, label: str) -> None:
+        self.label = label
+        self._model = load_model(path, label)
+        self._prefix = str(self._model.f.getArgs().label)
+
+    def score(self, texts: Sequence[str], urls: Sequence[str]) -> tuple[Scores, Reasons]:
+        scores = np.full(len(texts), np.nan, dtype=np.float32)
+        reasons = np.full(len(texts), SCORED, dtype=np.uint8)
+        for row, raw in enumerate(texts):
+            text = normalise(raw, self._prefix)
+            if not text:
+                reasons[row] = EMPTY
+                continue
+            probability = dict(zip(*self._model.predict(text, k=-1), strict=True)).get(self.label)
+            if probability is None or not np.isfinite(probability):
+                reasons[row] = UNREADABLE
+            else:
+                scores[row] = min(max(float(probability), 0.0), 1.0)
+        return scores, reasons
+
+
+class TableScorer:
+    """Scores from a table of canonical URLs."""
+
+    reads: Literal["text", "url"] = "url"
+
+    def __init__(self, path: Path) -> None:
+        table = pq.read_table(path)
+        self._urls = table.column("url").combine_chunks()
+        self._scores = table.column("score").to_numpy().astype(np.float32)
+
+    def score(self, texts: Sequence[str], urls: Sequence[str]) -> tuple[Scores, Reasons]:
+        rows = pc.index_in(pa.array(urls, type=pa.string()), value_set=self._urls)
+        known = rows.is_valid().to_numpy(zero_copy_only=False)
+        scores = np.full(len(urls), np.nan, dtype=np.float32)
+        scores[known] = self._scores[rows.drop_null().to_numpy()]
+        return scores, np.where(known, SCORED, NOT_IN_TABLE).astype(np.uint8)
+
+
+def normalise(text: str, prefix: str = "__label__") -> str:
+    """`text` as the fastText scorer reads it (see the module's docstring); "" for a text of white space."""
+    text = " ".join(_SURROGATE.sub("\ufffd", text).replace("\0", " ").split())
+    if END_OF_TEXT in text or prefix in text:
+        text = " ".join(_as_text(word, prefix) for word in text.split(" "))
+    return text
+
+
+def _as_text(word: str, prefix: str) -> str:
+    if word == END_OF_TEXT:
+        return f"{word[0]} {word[1:]}"
+    before = []
+    while word.startswith(prefix):
+        before.append(word[0])
+        word = word[1:]
+    return " ".join([*before, word]) if word else " ".join(before)
+
+
+def load_model(path: Path, label: str) -> Any:
+    """A supervised fastText model that has passed its self-check.
+
+    Raises InputError if it cannot be read, is not supervised, lacks `label`, or if its probabilities do not sum to 1 (a one-vs-all
+    loss: P(label) would not be comparable).
+    """
+    try:
+        model = fasttext.load_model(str(path))
+        supervised = str(model.f.getArgs().model).endswith("supervised")
+        labels = sorted(model.get_labels()) if supervised else []
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise InputError(f"scorer model: {path} cannot be read as a fastText model: {error}") from error
+    if not supervised:
+        raise InputError(f"scorer model: {path} holds word vectors; give a supervised fastText model (a classifier)")
+    if label not in labels:
+        raise InputError(f"scorer model: {path} has no label {label!r}; its labels are {', '.join(labels) or 'none'}; set `label`")
+    if len(str(model.f.getArgs().label)) < 2:
+        raise InputError(f"scorer model: {path} has the label prefix {model.f.getArgs().label!r}; expected at least two characters")
+    names, probabilities = model.predict("the self-check of a scorer reads this short text", k=-1)
+    total = float(np.sum(probabilities))
+    if len(names) != len(labels) or abs(total - 1) > _SUM_TOLERANCE * len(labels):
+        raise InputError(
+            f"scorer model: {path} gives {len(names)} of {len(labels)} labels with probabilities that sum to {total:.4f}; "
+            "expected all labels and 1: use a model with the loss softmax or hs"
+        )
+    return model

@@ -1,0 +1,149 @@
+"""The stage `scorer`: a given fastText model, one trained from labelled lines, or a table of scores.
+
+Writes scorer.json and model.bin or table.parquet (docs/artifacts.md, "scorer"). What is wrong with a model, a table or training text
+is said here, before any page is scored.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import fasttext
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from craw4llm.artifact import Artifact, Result
+from craw4llm.configs import ScorerConfig, SyntheticText
+from craw4llm.corpus.urls import canonical_url
+from craw4llm.errors import InputError
+from craw4llm.execution import Execution
+from craw4llm.scoring.scorer import load_model
+
+ROW_GROUP_ROWS = 1 << 17
+_PREFIX = "__label__"
+
+
+def run(config: ScorerConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
+    if config.kind == "table":
+        about = {"kind": "table", "column": config.column}
+        result = _table(config, out)
+    elif config.kind == "fasttext":
+        about = {"kind": "fasttext", "label": config.label}
+        assert not isinstance(config.source, SyntheticText)
+        load_model(Path(config.source.path), config.label)
+        shutil.copyfile(config.source.path, out / "model.bin")
+        result = Result(counts={"training_lines": (None, "lines")}, notes={"origin": f"a given model: {config.source.name}"})
+    else:
+        about = {"kind": "fasttext", "label": config.label}
+        result = _train(config, out)
+    (out / "scorer.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+    return result
+
+
+def _train(config: ScorerConfig, out: Path) -> Result:
+    origin, lines = read_training_lines(_source_lines(config), config.label)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "train.txt"
+        text.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        # one thread: with more, fastText's updates race and two runs differ
+        model = fasttext.train_supervised(
+            input=str(text),
+            dim=config.dim,
+            epoch=config.epochs,
+            lr=config.learning_rate,
+            wordNgrams=config.word_ngrams,
+            bucket=config.buckets,
+            seed=config.seed,
+            thread=1,
+            loss="softmax",
+            label=_PREFIX,
+            verbose=0,
+        )
+        # the file holds neither the input's name nor a time, so equal text gives equal bytes
+        model.save_model(str(out / "model.bin"))
+    load_model(out / "model.bin", config.label)
+    return Result(counts={"training_lines": (len(lines), "lines")}, notes={"origin": origin})
+
+
+def _source_lines(config: ScorerConfig) -> Iterable[str]:
+    if isinstance(config.source, SyntheticText):
+        from craw4llm.corpus.synthetic import training_lines
+
+        return training_lines(config.source)
+    return _file_lines(Path(config.source.path))
+
+
+def _file_lines(path: Path) -> Iterator[str]:
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(f"scorer text: {path}, line {number} is not UTF-8 ({error.reason}); convert the file") from error
+
+
+def read_training_lines(source: Iterable[str], label: str) -> tuple[str, list[str]]:
+    """(origin, lines `__label__x text` with white space folded) of labelled text.
+
+    Lines that begin with `#` say where the text comes from. Raises InputError for a line without a label, and for text that
+    lacks `label` or has no other label.
+    """
+    origin: list[str] = []
+    lines: list[str] = []
+    labels: set[str] = set()
+    for number, raw in enumerate(source, 1):
+        line = " ".join(raw.replace("\0", " ").split())
+        if line.startswith("#"):
+            origin.append(line.lstrip("# ").removeprefix("origin:").strip())
+        elif line:
+            first, _, text = line.partition(" ")
+            if not first.startswith(_PREFIX) or len(first) == len(_PREFIX) or not text:
+                raise InputError(
+                    f"scorer text: line {number} is {line[:60]!r}; expected `{_PREFIX}x` and text, or a line of origin, `# ...`"
+                )
+            labels.add(first)
+            lines.append(line)
+    if label not in labels or len(labels) < 2:
+        found = ", ".join(sorted(labels)) or "none"
+        raise InputError(f"scorer text: its labels are {found}; expected {label} and at least one more")
+    return " ".join(origin) or "not stated in the training text", lines
+
+
+def _table(config: ScorerConfig, out: Path) -> Result:
+    assert not isinstance(config.source, SyntheticText)
+    path = config.source.path
+    try:
+        schema = pq.read_schema(path)
+        lacking = [name for name in ("url", config.column) if name not in schema.names]
+        if lacking:
+            raise InputError(f"scorer table: {path} has no column {', '.join(lacking)}; its columns are {', '.join(schema.names)}")
+        table = pq.read_table(path, columns=["url", config.column])
+        given = table.column(config.column).cast(pa.float32())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise InputError(f"scorer table: {path} cannot be read as a Parquet table of urls and numbers: {error}") from error
+    urls = pa.array([canonical_url(url) if url is not None else None for url in table.column("url").to_pylist()], type=pa.string())
+    usable = pa.table({"url": urls, "score": given})
+    usable = usable.filter(pc.and_(pc.is_valid(usable["url"]), pc.is_finite(pc.fill_null(usable["score"], float("nan")))))
+    usable = usable.sort_by([("url", "ascending"), ("score", "ascending")]).combine_chunks()
+    if not usable.num_rows:
+        raise InputError(f"scorer table: {path} has no row with a web page's URL and a finite number in {config.column!r}")
+    names = usable.column("url").combine_chunks()
+    scores = usable.column("score").to_numpy()
+    repeat = np.asarray(pc.equal(names[1:], names[:-1])).astype(bool)
+    unequal = np.flatnonzero(repeat & (scores[1:] != scores[:-1]))
+    if len(unequal):
+        row = int(unequal[0])
+        raise InputError(
+            f"scorer table: {path} gives {names[row].as_py()} the scores {scores[row]} and {scores[row + 1]} "
+            f"({len(unequal)} such URLs); expected one score for each URL"
+        )
+    usable = usable.filter(pa.array(np.concatenate([[True], ~repeat])))
+    pq.write_table(usable, out / "table.parquet", compression="zstd", row_group_size=ROW_GROUP_ROWS)
+    return Result(
+        counts={"training_lines": (None, "lines"), "urls": (usable.num_rows, "urls"), "unusable_rows": (len(table) - len(names), "rows")},
+        notes={"origin": f"a given table of scores: {config.source.name}, column {config.column}"},
+    )
