@@ -86,6 +86,8 @@ class CorpusConfig(Config):
     def check(self) -> None:
         if not 0 <= self.heldout_fraction < 1:
             raise self.refuse("heldout_fraction", "at least 0 and under 1")
+        if self.dangling_links not in ("dead", "outside"):
+            raise self.refuse("dangling_links", "dead or outside")
         if self.max_text_chars < 1:
             raise self.refuse("max_text_chars", "at least 1")
 

@@ -84,13 +84,14 @@ def run(config: SelectConfig, inputs: Mapping[str, Artifact], out: Path, executi
     )
 
 
-def estimate(config: SelectConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
+def estimate(config: SelectConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
     """The pages kept, as far as the config says; empty pages are dropped from it."""
-    wanted = config.keep_pages or config.prefix_pages
-    if wanted is not None:
-        return {"pages": (wanted, "pages")}
-    crawl = inputs.get("crawl", {})
-    return {"pages": crawl["pages"]} if "pages" in crawl and config.prefix_fetches is None and not config.match_fetches else {}
+    crawled = inputs.get("crawl", {}).get("crawled_pages", (None, ""))[0]
+    by_fetches = config.prefix_fetches is not None or config.match_fetches
+    kept = config.keep_pages
+    if kept is None and config.pool == "crawled" and not by_fetches:
+        kept = config.prefix_pages or crawled
+    return {} if kept is None else {"kept_pages": (kept, "pages")}
 
 
 def _pool(config: SelectConfig, inputs: Mapping[str, Artifact], corpus: Corpus) -> tuple[Pages, Scores | None, int | None]:

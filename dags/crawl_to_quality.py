@@ -129,11 +129,12 @@ def dag_note(experiment: Experiment, graph: Graph) -> str:
 def task_note(experiment: Experiment, node: Node) -> str:
     config = node.stage.config
     summary = inspect.cleandoc(type(config).__doc__ or "").partition("\n\n")[0]
-    fields = "".join(f"- `{f.name}`: `{getattr(config, f.name)!r}`\n" for f in dataclasses.fields(config))
-    inputs = "".join(f"- {name}\n" for name in sorted(node.stage.inputs)) or "- none\n"
+    fields = "\n".join(f"{f.name} = {getattr(config, f.name)!r}" for f in dataclasses.fields(config))
+    inputs = ", ".join(sorted(node.stage.inputs)) or "none"
     return (
-        f"**{config.stage}** (version {config.version}). {summary}\n\n`craw4llm run {experiment.name} --only {node.id}`\n\n"
-        f"Config, where the form changes nothing:\n\n{fields}\nInputs:\n\n{inputs}"
+        f"**{config.stage}** (version {config.version}): {summary}\n\n"
+        f"Inputs: {inputs}. Config, before the values of the form:\n\n```\n{fields}\n```\n\n"
+        f"From a terminal: `craw4llm run {experiment.name} --only {node.id}`\n"
     )
 
 

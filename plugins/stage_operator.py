@@ -17,6 +17,7 @@ import collections
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -38,7 +39,8 @@ class StageOperator(BaseOperator):
     """Runs one stage of `experiment` and returns what it made: node, stage, fingerprint, digest, path, counts, built.
 
     The full task id, task groups included, is the stage's id: what `craw4llm plan` lists. (`node_id` is Airflow's word for it.)
-    stage: its kind, shown below the task's name. parameters: names of the experiment's parameters; their values are the run's. cwd: folder of the project, where relative paths start.
+    stage: the kind of stage, shown below the task's name. parameters: names of the experiment's parameters; their values are the run's.
+    cwd: folder of the project, where relative paths start. grace_s: seconds from SIGTERM to SIGKILL when the task is stopped.
     Raises AirflowFailException (no retry) where a retry cannot help: a wrong parameter, a missing input. AirflowException for the rest.
     """
 
@@ -94,7 +96,7 @@ class StageOperator(BaseOperator):
 
     def run_command(self, command: Sequence[str]) -> dict[str, Any]:
         """Runs `command` under the guard, its lines into the log. Returns the JSON object that it wrote as a line to stdout."""
-        self.log.info("in %s: %s", self.cwd, json.dumps(list(command)))
+        self.log.info("%s (in %s)", shlex.join(command), self.cwd)
         last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         result: dict[str, Any] | None = None
         # Airflow's own settings and secrets are none of a stage's business.

@@ -40,7 +40,6 @@ import psutil
 
 PROJECT = Path(__file__).resolve().parent.parent
 USER = "admin"
-# In the order in which they are stopped: tasks report to the api-server while they end.
 PARTS = {
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
@@ -117,7 +116,7 @@ def start(home: Path, port: int) -> None:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
-            end([psutil.Process(p.pid) for name in PARTS if (p := parts.get(name)) and p.poll() is None])
+            end({name: psutil.Process(part.pid) for name, part in parts.items() if part.poll() is None})
             (home / "server.json").unlink(missing_ok=True)
     say("stopped")
 
@@ -254,14 +253,15 @@ def healthy(health: dict[str, dict[str, Any]]) -> bool:
     return bool(health) and all(health.get(name, {}).get("status") == "healthy" for name in ("scheduler", "dag_processor", "triggerer"))
 
 
-def end(processes: list[psutil.Process]) -> None:
-    """Ends process groups and all that descends from them, one group after the other: SIGTERM, later SIGKILL."""
-    family = [child for p in processes for child in descendants(p)]
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            family += [child for child in descendants(process) if child not in family]
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(STOP_WITHIN_S)
+def end(parts: dict[str, psutil.Process]) -> None:
+    """Ends the parts and all that descends from them: SIGTERM, later SIGKILL. The api-server last: tasks report to it while they end."""
+    family = [child for part in parts.values() for child in descendants(part)]
+    for names in (tuple(name for name in PARTS if name != "api-server"), ("api-server",)):
+        group = [parts[name] for name in names if name in parts]
+        for part in group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(part.pid, signal.SIGTERM)
+        psutil.wait_procs(group, timeout=STOP_WITHIN_S)
     _, left = psutil.wait_procs(family, timeout=5)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -279,7 +279,7 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
 def end_leftovers(home: Path) -> bool:
     """Ends parts whose server was killed with -9. Returns whether there were any."""
     state = read_state(home)
-    left = [process for name in PARTS if (process := process_of(state.get("parts", {}).get(name)))]
+    left = {name: process for name in PARTS if (process := process_of(state.get("parts", {}).get(name)))}
     end(left)
     (home / "server.json").unlink(missing_ok=True)
     return bool(left)

@@ -17,14 +17,12 @@ _BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xfe\xff", "utf-16-be"), (b"\xff\xfe", "
 _META = re.compile(rb"<meta\b[^>]*?\bcharset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]+)", re.I)
 _META_BYTES = 1024  # HTML standard, 13.2.3.2: the prescan looks at the first 1,024 bytes
 
-# What is skipped ends with its end tag or with the page. Atomic groups: no backtracking, so the time is linear in the page.
-_TAG = re.compile(
-    r"<!--(?>.*?(?:-->|\Z))"
-    r"|<(script|style|title|textarea|xmp|iframe|noembed|noframes)\b(?>.*?(?:</\1\b|\Z))"
-    r"|<(a|area|base)(?=[\s/])((?>(?:[^>\"'=]+|=\s*\"[^\"]*\"|=\s*'[^']*'|[=\"'])*))>",
-    re.I | re.S,
-)
-_HREF = re.compile(r"(?:^|[\s/\"'])href\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>\"']+))", re.I)
+_OPENING = re.compile(r"<(?:!--|([A-Za-z][^\s/>]*+))")
+_RAW_TEXT = "script style title textarea xmp iframe noembed noframes"  # elements that hold text only: HTML standard, 13.2.6
+_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.I) for name in _RAW_TEXT.split()}
+# Possessive, so that a tag which never ends is read once.
+_REST_OF_TAG = re.compile(r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+>")
+_ATTRIBUTE = re.compile(r"([^\s/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]*)))?")
 
 
 def decode(data: bytes) -> str:
@@ -51,15 +49,37 @@ def links_of(page: str) -> tuple[str | None, list[str]]:
     """(href of the first <base> that has one, or None; href of every <a> and <area>, in page order, as written)."""
     base: str | None = None
     links: list[str] = []
-    for tag in _TAG.finditer(page):
-        if not tag[2]:
+    at = 0
+    while opening := _OPENING.search(page, at):
+        # Whatever does not end swallows the rest of the page, as in a browser; so the time is linear in the page.
+        if not opening[1]:
+            at = page.find("-->", opening.start() + 2) + 3  # "<!-->" is a whole comment
+            if at < 3:
+                break
             continue
-        found = _HREF.search(tag[3])
-        if not found:
-            continue
-        href = html.unescape(found[1] or found[2] or found[3] or "").strip()
-        if tag[2].lower() != "base":
-            links.append(href)
-        elif base is None:
-            base = href
+        rest = _REST_OF_TAG.match(page, opening.end())
+        if not rest:
+            break
+        at = rest.end()
+        tag = opening[1].lower()
+        if tag in _RAW_END:
+            end = _RAW_END[tag].search(page, at)
+            if not end:
+                break
+            at = end.end()
+        elif tag in ("a", "area", "base"):
+            href = _href(rest[0][:-1])
+            if href is None:
+                continue
+            if tag != "base":
+                links.append(href)
+            elif base is None:
+                base = href
     return base, links
+
+
+def _href(attributes: str) -> str | None:
+    for attribute in _ATTRIBUTE.finditer(attributes):
+        if attribute[1].lower() == "href":
+            return html.unescape(attribute[2] or attribute[3] or attribute[4] or "").strip()
+    return None

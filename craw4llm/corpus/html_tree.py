@@ -1,4 +1,285 @@
+"""A folder of HTML files with their public addresses as a source.
+
+    data/demo-web/web/web.json
+        {"kind": "html_tree", "origin": "24 documentation packages of Debian 12 ...",
+         "sites": [{"folder": "sites/python-flask-doc/0", "base_url": "https://flask.palletsprojects.com/",
+                    "package": "python-flask-doc", "version": "2.2.2-3", "max_pages": null,
+                    "aliases": ["http://flask.pocoo.org/docs/"]}]}
+        {"kind": "synthetic", "reason": "apt-get is not installed", "pages": 4000, "seed": 0}
+    source = open_web(Path("data/demo-web/web"))
+
+Every .html, .htm and .xhtml file below a site's folder is the page at base_url + its path; index.html is its directory. Links are resolved
+as a browser would, and then folded onto the sites: `.../index.html` to the directory, an alias of a site to its base_url. So links
+within and between the sites lead to the pages that are here.
+
+max_pages: the site is cut to so many pages, breadth first from its index page (then from the next page by path), so that the pages
+kept stay linked to each other. aliases: optional; other addresses of the same site (http, older versions).
+
+Extraction (text: resiliparse, main content) runs in child processes: hostile HTML can take a process down.
+"""
+
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from craw4llm.corpus.records import Source
-WEB_JSON="web.json"
-def open_web(path: Path) -> Source: raise NotImplementedError
+from typing import Any
+from urllib.parse import quote
+
+from resiliparse.extract.html2text import extract_plain_text
+
+from craw4llm.configs import SyntheticWeb
+from craw4llm.corpus.html_links import decode, links_of
+from craw4llm.corpus.records import Page, Reject, Source
+from craw4llm.corpus.synthetic import open_synthetic
+from craw4llm.corpus.urls import canonical_url
+from craw4llm.errors import InputError
+
+WEB_JSON = "web.json"
+ENDINGS = (".html", ".htm", ".xhtml")
+CHUNK_FILES = 32
+MAX_FILE_BYTES = 5_000_000
+
+_INDEX = tuple(f"index{ending}" for ending in ENDINGS)
+_EXPECTED = (
+    'expected {"kind": "html_tree", "origin": str, "sites": [{"folder": str, "base_url": str, "package": str, "version": str, '
+    '"max_pages": int or null, "aliases": [str, ...] (optional)}, ...]} or {"kind": "synthetic", "reason": str, "pages": int, "seed": int}'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One entry of web.json, checked. base_url ends with "/"."""
+
+    folder: Path
+    base_url: str
+    package: str
+    version: str
+    max_pages: int | None
+    aliases: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FileChunk:
+    """Files of one site. start: position of the first. folds: (prefix, base_url) of all sites and aliases, longest prefix first."""
+
+    site: Site
+    start: int
+    files: list[str]  # relative to the site's folder
+    folds: tuple[tuple[str, str], ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.files[0]} to {self.files[-1]} of {self.site.package} (files {self.start:,} to {self.start + self.records - 1:,})"
+
+    @property
+    def records(self) -> int:
+        return len(self.files)
+
+    def read(self) -> Iterator[Page | Reject]:
+        known: dict[tuple[str, str], str | None] = {}
+        for k, name in enumerate(self.files):
+            position = self.start + k
+            url = page_url(self.site.base_url, name)
+            try:
+                data = _read(self.site.folder / name)
+            except OSError:
+                yield Reject(self.site.package, position, url, "unreadable")
+                continue
+            if data is None:
+                yield Reject(self.site.package, position, url, "too_large")
+                continue
+            try:
+                page = decode(data)
+                text = extract_plain_text(page, main_content=True).strip()
+                links = _resolved(page, url, self.folds, known)
+            except Exception:  # a library's word on one page, whatever its class; a bug of ours would fail every page and so the stage
+                yield Reject(self.site.package, position, url, "unparsable")
+                continue
+            yield Page(self.site.package, position, url, text, links)
+
+
+def open_web(folder: Path) -> Source:
+    """The folder with web.json as a source. Raises InputError where web.json or a site's folder is not as described."""
+    record = _web_json(folder)
+    if record["kind"] == "synthetic":
+        pages, seed, reason = _field(folder, record, "pages", int), _field(folder, record, "seed", int), _field(folder, record, "reason", str)
+        web = SyntheticWeb(pages=pages, hosts=max(1, min(SyntheticWeb.hosts, pages // 10)), seed=seed)
+        return open_synthetic(web, reason)
+    sites = _sites(folder, record)
+    folds = _folds(sites)
+    chunks: list[FileChunk] = []
+    described = []
+    for site in sites:
+        files = list_files(site.folder)
+        kept = sorted(_breadth_first(site, files, folds)) if site.max_pages is not None and len(files) > site.max_pages else files
+        described.append(
+            {
+                "package": site.package,
+                "version": site.version,
+                "base_url": site.base_url,
+                "pages": len(kept),
+                "left_out_by_max_pages": len(files) - len(kept),
+            }
+        )
+        chunks += [FileChunk(site, k, kept[k : k + CHUNK_FILES], folds) for k in range(0, len(kept), CHUNK_FILES)]
+    if not chunks:
+        raise InputError(f"corpus: the sites of {folder / WEB_JSON} hold no file that ends with {', '.join(ENDINGS)}")
+    return Source(
+        chunks=chunks,
+        records=sum(chunk.records for chunk in chunks),
+        origin=_field(folder, record, "origin", str),
+        isolated=True,
+        notes={"sites": described},
+    )
+
+
+def list_files(folder: Path) -> list[str]:
+    """Paths of the HTML files below a folder, relative to it, sorted. Symbolic links are not followed."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.name.lower().endswith(ENDINGS) and path.is_file() and not path.is_symlink():
+            found.append(path.relative_to(folder).as_posix())
+    return sorted(found)
+
+
+def page_url(base_url: str, name: str) -> str:
+    """Public address of the file `name` of a site: base_url + its path, index.html being its directory."""
+    directory, _, last = name.rpartition("/")
+    if last.lower() in _INDEX:
+        last = ""
+    path = f"{directory}/{last}" if directory else last
+    # A name need not be valid Unicode on disk (surrogateescape); its bytes are what a URL quotes.
+    url = base_url + quote(path.encode(errors="surrogateescape"), safe="/~!$&'()*+,;=:@-._")
+    return canonical_url(url) or url
+
+
+def _read(path: Path) -> bytes | None:
+    """The file's bytes, or None for one that is too large."""
+    with path.open("rb") as stream:
+        data = stream.read(MAX_FILE_BYTES + 1)
+    return data if len(data) <= MAX_FILE_BYTES else None
+
+
+def _resolved(
+    page: str, url: str, folds: tuple[tuple[str, str], ...], known: dict[tuple[str, str], str | None] | None = None
+) -> list[str | None]:
+    """The page's links as canonical URLs, folded onto the sites; None for what is no web page's URL."""
+    known = {} if known is None else known
+    base_href, links = links_of(page)
+    base = (canonical_url(base_href, url) if base_href else None) or url
+    resolved = []
+    for link in links:
+        key = (base, link)
+        if key not in known:
+            known[key] = _folded(canonical_url(link, base), folds)
+        resolved.append(known[key])
+    return resolved
+
+
+def _folded(url: str | None, folds: tuple[tuple[str, str], ...]) -> str | None:
+    if url is None:
+        return None
+    for prefix, base_url in folds:
+        if url.startswith(prefix):
+            directory, _, last = url[len(prefix) :].rpartition("/")
+            if last.lower() in _INDEX:
+                last = ""
+            return f"{base_url}{directory}/{last}" if directory else f"{base_url}{last}"
+    return url
+
+
+def _folds(sites: list[Site]) -> tuple[tuple[str, str], ...]:
+    pairs = {site.base_url: site.base_url for site in sites}
+    for site in sites:
+        for alias in site.aliases:
+            pairs.setdefault(alias, site.base_url)
+    return tuple(sorted(pairs.items(), key=lambda pair: (-len(pair[0]), pair[0])))
+
+
+def _breadth_first(site: Site, files: list[str], folds: tuple[tuple[str, str], ...]) -> list[str]:
+    """The first `max_pages` files of a site in breadth-first order from its index page, then from the next file by path."""
+    assert site.max_pages is not None
+    file_at = {page_url(site.base_url, name): name for name in reversed(files)}
+    home = file_at.get(site.base_url)
+    starts = ([home] if home else []) + files
+    taken: dict[str, None] = {}
+    for start in starts:
+        if start in taken:
+            continue
+        if len(taken) >= site.max_pages:
+            break
+        taken[start] = None
+        queue = deque([start])
+        while queue and len(taken) < site.max_pages:
+            name = queue.popleft()
+            try:
+                data = _read(site.folder / name)
+            except OSError:
+                continue  # the build rejects it by name
+            for url in _resolved(decode(data), page_url(site.base_url, name), folds) if data else ():
+                target = file_at.get(url or "")
+                if target is not None and target not in taken and len(taken) < site.max_pages:
+                    taken[target] = None
+                    queue.append(target)
+    return list(taken)
+
+
+def _web_json(folder: Path) -> dict[str, Any]:
+    path = folder / WEB_JSON
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"corpus: {path} cannot be read ({error}); {_EXPECTED}") from error
+    if not isinstance(record, dict) or record.get("kind") not in ("html_tree", "synthetic"):
+        given = record.get("kind") if isinstance(record, dict) else type(record).__name__
+        raise InputError(f"corpus: {path} is of kind {given!r}; {_EXPECTED}")
+    return record
+
+
+def _sites(folder: Path, record: Mapping[str, Any]) -> list[Site]:
+    root = folder.resolve()
+    sites = []
+    for k, entry in enumerate(_field(folder, record, "sites", list)):
+        where = f"sites[{k}]"
+        if not isinstance(entry, dict):
+            raise InputError(f"corpus: {folder / WEB_JSON}: {where} is {entry!r:.80}; {_EXPECTED}")
+        path = (folder / _field(folder, entry, "folder", str, where)).resolve()
+        if not path.is_relative_to(root):
+            raise InputError(f"corpus: {folder / WEB_JSON}: {where}.folder {entry['folder']!r} leads out of {folder}")
+        if not path.is_dir():
+            raise InputError(f"corpus: {folder / WEB_JSON}: {where}.folder {entry['folder']!r} is no folder in {folder}")
+        max_pages = entry.get("max_pages")
+        if max_pages is not None and (type(max_pages) is not int or max_pages < 1):
+            raise InputError(f"corpus: {folder / WEB_JSON}: {where}.max_pages is {max_pages!r}; expected at least 1, or null")
+        aliases = entry.get("aliases", [])
+        if not isinstance(aliases, list):
+            raise InputError(f"corpus: {folder / WEB_JSON}: {where}.aliases is {aliases!r:.80}; expected a list of URLs")
+        sites.append(
+            Site(
+                folder=path,
+                base_url=_base_url(folder, _field(folder, entry, "base_url", str, where), f"{where}.base_url"),
+                package=_field(folder, entry, "package", str, where),
+                version=_field(folder, entry, "version", str, where),
+                max_pages=max_pages,
+                aliases=tuple(_base_url(folder, alias, f"{where}.aliases") for alias in aliases),
+            )
+        )
+    if not sites:
+        raise InputError(f"corpus: {folder / WEB_JSON} has no sites; {_EXPECTED}")
+    return sites
+
+
+def _base_url(folder: Path, given: object, where: str) -> str:
+    url = canonical_url(given) if isinstance(given, str) else None
+    if url is None or not url.endswith("/") or "?" in url:
+        raise InputError(f"corpus: {folder / WEB_JSON}: {where} is {given!r}; expected an http or https URL that ends with /")
+    return url
+
+
+def _field(folder: Path, record: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
+    value = record.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        label = f"{where}.{name}" if where else name
+        raise InputError(f"corpus: {folder / WEB_JSON}: {label} is {value!r:.80}; {_EXPECTED}")
+    return value

@@ -106,8 +106,8 @@ def url_places(corpus: Corpus) -> NDArray[np.uint32]:
 class Crawler:
     """The state of one crawl. `run` goes on until the budget is covered or nothing is left to crawl.
 
-    seeds: uint32, distinct ids of live pages that are not held out, in the order of crawling. page_scores: needed by policies that read scores; with it, the
-    scores of crawled pages are kept for any policy. rng_seed: of the random policy.
+    seeds: uint32, distinct ids of live pages that are not held out, in the order of crawling. page_scores: needed by policies that
+    read scores; with it, the scores of crawled pages are kept for any policy. rng_seed: of the random policy.
     """
 
     def __init__(

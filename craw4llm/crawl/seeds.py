@@ -19,7 +19,7 @@ Line = tuple[int, str]  # line number, counted from 1, and its text
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
-    """pages: uint32, distinct page ids, in the order of the file or of the draw. The lists hold the lines that gave no seed of their own."""
+    """pages: uint32, distinct ids in the order of the file or of the draw. The lists hold the lines that gave no seed of their own."""
 
     pages: NDArray[np.uint32]
     unknown: list[Line] = field(default_factory=list)

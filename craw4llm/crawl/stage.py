@@ -74,11 +74,11 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
     )
 
 
-def estimate(config: CrawlConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
+def estimate(config: CrawlConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
     """The budgets; a look-ahead policy's fetches, and how far a crawl must go to match another's, are known only afterwards."""
-    known: dict[str, tuple[float, str]] = {}
+    known: dict[str, tuple[int, str]] = {}
     if config.budget_pages is not None:
-        known["pages"] = (config.budget_pages, "pages")
+        known["crawled_pages"] = (config.budget_pages, "pages")
     if config.budget_fetches is not None:
         known["fetches"] = (config.budget_fetches, "requests")
     return known

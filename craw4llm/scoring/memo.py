@@ -163,13 +163,13 @@ class PageScores:
     computed: pages scored here, so not found in the memo.
     """
 
-    def __init__(self, corpus: Artifact, scorer: Artifact, execution: Execution, *, pool_after: int = _POOL_AFTER_PAGES) -> None:
+    def __init__(self, corpus: Artifact, scorer: Artifact, execution: Execution, *, pool_after: int | None = None) -> None:
         self._artifacts = (corpus, scorer)
         self._corpus = Corpus(corpus)
         self._scorer = open_scorer(scorer)
         self._workers = execution.workers if self._scorer.reads == "text" else 1
         self._pool: ProcessPoolExecutor | None = None
-        self._pool_after = pool_after
+        self._pool_after = _POOL_AFTER_PAGES if pool_after is None else pool_after
         self.computed = 0
         self._memo = Memo(execution.memo / f"{corpus.fingerprint}-{scorer.fingerprint}", self._corpus.n_pages)
 

@@ -45,7 +45,7 @@ def run(config: ScoreConfig, inputs: Mapping[str, Artifact], out: Path, executio
     )
 
 
-def estimate(config: ScoreConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
+def estimate(config: ScoreConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
     """As many pages as the corpus, where that is known."""
     corpus = inputs.get("corpus", {})
     return {"pages": corpus["pages"]} if "pages" in corpus else {}

@@ -145,6 +145,7 @@ def view(
         "best_of_corpus": scores.mean_of_best(at.keep) if scores and at.keep else None,
         "at": at,
         "scores": scores,
+        "best_heldout_pages": int(tables.best_heldout(study, scores).sum()),
         "top_pages": int(scores.top.sum()) if scores else None,
         "figures": {name: Markup(figures.inline(svg, name, ALT[name])) for name, svg in drawn.items()},
         "kept": made["kept"].records(),

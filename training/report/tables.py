@@ -24,14 +24,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.trace import Trace as CrawlTrace
-from training.report.curves import Curve, Scores, Trace, mean_of_best, mean_of_first, read_trace
+from training.report.curves import Curve, Scores, Trace, mean_of_best, mean_of_first, read_trace, top_tenth
 from training.report.lineage import EQUAL_FETCHES, EQUAL_PAGES, KNOWS, ORACLE, Arm, Run, Study
-from training.report.verdict import Cell, Floats, Pair, SeedSpread, compare
+from training.report.verdict import Cell, Floats, Pair, SeedSpread, bits_per_byte, compare
 
 Value = str | int | float | None
 EXAMPLES = 3  # highest and lowest scored kept pages shown of each arm
@@ -255,6 +256,7 @@ def _arm_row(study: Study, arm: Arm, cost: Costs, scores: Scores | None) -> dict
         "epochs": run.checkpoint.count("epochs") if run else None,
         "bits_per_byte_mean": statistics.fmean(values) if values else None,
         "bits_per_byte_sd": statistics.stdev(values) if len(values) > 1 else None,
+        "bits_per_byte_top_tenth_mean": _mean_on_best(study, arm, scores),
         "core_v1": _mean_core(arm, "core_v1"),
         "core_v2": _mean_core(arm, "core_v2"),
         "task_source": task_source(run.results) if run else "",
@@ -263,6 +265,20 @@ def _arm_row(study: Study, arm: Arm, cost: Costs, scores: Scores | None) -> dict
         "crawl": _prints([r.crawl for r in arm.runs.values() if r.crawl is not None]),
         "results": _prints([r.results for r in arm.runs.values()]),
     }
+
+
+def best_heldout(study: Study, scores: Scores | None) -> NDArray[np.bool_]:
+    """bool[held-out pages]: the tenth of them with the highest score; all False without scores, or with fewer than ten."""
+    if scores is None:
+        return np.zeros(len(study.pages), dtype=np.bool_)
+    of_heldout = scores.by_page[study.pages]
+    return top_tenth(of_heldout, np.isfinite(of_heldout))
+
+
+def _mean_on_best(study: Study, arm: Arm, scores: Scores | None) -> float | None:
+    best = best_heldout(study, scores)
+    values = [bits_per_byte(study.nll[arm.name, r][best], study.n_bytes[best]) for r in study.replicates if (arm.name, r) in study.nll]
+    return statistics.fmean(values) if values and best.any() else None
 
 
 def mean_kept(run: Run, scores: Scores | None) -> float | None:

@@ -1,29 +1,39 @@
 """The crawl stage on reference webs: known mean scores, mass ties, equal bytes whatever the memo, workers and hash seed."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import builder
 
 from craw4llm.artifact import Artifact
 from craw4llm.configs import NEEDS_SCORER, CorpusConfig, CrawlConfig, ScoreConfig, ScorerConfig, SelectConfig
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.trace import Trace
 from craw4llm.errors import ArtifactError
+from craw4llm.execution import Execution
 from craw4llm.fingerprint import External
 from craw4llm.scoring import memo
 from craw4llm.stage import Stage
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def builder(execution: Execution) -> Callable[[Stage], Artifact]:
+    """`builder` of tests/conftest.py, by its path: other folders have a conftest too."""
+    spec = importlib.util.spec_from_file_location("root_conftest", ROOT / "tests/conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.builder(execution)
 
 
 @pytest.fixture(scope="session")
@@ -128,20 +138,24 @@ def test_mini_web_random(mini, build):
 
 
 SUBPROCESS = """
-import dataclasses, json, sys
+import json, sys
 from pathlib import Path
-from craw4llm.scoring import memo
-memo._POOL_AFTER_PAGES, memo._TASK_PAGES = 1, 8
-memo.PageScores.__init__.__kwdefaults__["pool_after"] = 1
-root, workers, paths = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-sys.path += ["tests", "tests/craw4llm/crawl"]
-import test_crawl_stage as here
-from conftest import builder
 from craw4llm.execution import Execution
+from craw4llm.scoring import memo
+root, workers, paths = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+sys.path.append("tests/craw4llm/crawl")
 if __name__ == "__main__":
-    build = builder(Execution(root=Path(root), workers=workers, report=lambda line: None))
+    import test_crawl_stage as here
+    started = []
+    class Pool(memo.ProcessPoolExecutor):
+        def __init__(self, *args, **options):
+            started.append(self)
+            super().__init__(*args, **options)
+    memo.ProcessPoolExecutor, memo._POOL_AFTER_PAGES, memo._TASK_PAGES = Pool, 1, 8
+    build = here.builder(Execution(root=Path(root), workers=workers, report=lambda line: None))
     for policy in ("quality", "parent_mean", "random", "breadth_first", "indegree"):
         print(policy, build(here.mini_crawl(paths, policy)).digest)
+    assert bool(started) == (workers > 1), started
 """
 
 
@@ -226,11 +240,11 @@ def test_inputs_of_another_corpus_are_refused(build, make_web, make_table):
     two = make_web([("https://a.example/", "other", []), ("https://c.example/", "text", [])], "two")
     crawl = Stage(CrawlConfig(policy="random", budget_pages=1, seed_count=1), corpus=one)
     matched = CrawlConfig(policy="random", match_fetches=True, seed_count=1)
-    with pytest.raises(ArtifactError, match="was made from the corpus .* but is used with the corpus"):
+    with pytest.raises(ArtifactError, match=r"was made from the corpus .* but is used with the corpus"):
         build(Stage(matched, corpus=two, match=crawl))
     with pytest.raises(ArtifactError, match="give both the same corpus"):
         build(Stage(SelectConfig(pool="crawled"), corpus=two, crawl=crawl))
     table = make_table({"https://a.example/": 0.5})
     scores = Stage(ScoreConfig(), corpus=one, scorer=table)
-    with pytest.raises(ArtifactError, match="the score .* was made from the corpus"):
+    with pytest.raises(ArtifactError, match=r"the score .* was made from the corpus"):
         build(Stage(SelectConfig(pool="corpus", keep="top", keep_pages=1), corpus=two, scores=scores))

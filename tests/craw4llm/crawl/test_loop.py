@@ -165,6 +165,20 @@ def test_rows_of_a_look_ahead(crawl):
     assert math.isnan(rows["k"]["priority"]) and math.isnan(rows["k"]["score"])
 
 
+def test_columns_are_those_of_the_contract(crawl):
+    """docs/artifacts.md, "crawl"."""
+    trace = crawl("quality", budget_pages=7)
+    ranks = {"page": "uint32", "iteration": "uint32", "fetch_rank": "uint64", "crawl_rank": "uint32", "crawl_iteration": "uint32"}
+    rest = {"parent": "uint32", "depth": "uint32", "priority": "float", "score": "float"}
+    types = lambda table: {field.name: str(field.type) for field in table.schema}  # noqa: E731
+    assert types(trace.pages) == ranks | rest
+    assert types(trace.dead_links) == {"target": "uint32", "url": "string", "iteration": "uint32", "fetch_rank": "uint64"}
+    counts = ("discovered", "fetched", "crawled", "dead", "frontier", "links", "new_targets", "heldout_links")
+    means = {"mean_score_crawled": "double", "mean_score_discovered": "double"}
+    assert types(trace.iterations) == {"iteration": "uint32", **dict.fromkeys(counts, "uint64"), **means, "hosts": "uint64"}
+    assert crawl("random", budget_pages=7).pages.column("score").null_count == 7
+
+
 def test_iterations_by_hand(crawl):
     trace = crawl("quality", budget_pages=11)
     rows = trace.iterations.to_pylist()
