@@ -287,8 +287,7 @@ class _Merged:
             target_of[np.array(dead, dtype=np.int64)] = n_pages + np.arange(len(dead))
             if n_pages + len(dead) > MAX_PAGES:
                 raise InputError(
-                    f"corpus: {n_pages:,} pages and {len(dead):,} dead links; targets go up to {MAX_PAGES:,}: "
-                    "use dangling_links='outside'"
+                    f"corpus: {n_pages:,} pages and {len(dead):,} dead links; targets go up to {MAX_PAGES:,}: use dangling_links='outside'"
                 )
         targets = target_of[links]
         inside = targets >= 0

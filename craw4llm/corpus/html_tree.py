@@ -9,17 +9,19 @@
     source = open_web(Path("data/demo-web/web"))
 
 Every .html, .htm and .xhtml file below a site's folder is the page at base_url + its path; index.html is its directory. Links are resolved
-as a browser would, and then folded onto the sites: `.../index.html` to the directory, an alias of a site to its base_url. So links
-within and between the sites lead to the pages that are here.
+as a browser would, and then folded onto the sites: http and https are one, `.../index.html` is the directory, an alias of a site is
+its base_url. So links within and between the sites lead to the pages that are here.
 
 max_pages: the site is cut to so many pages, breadth first from its index page (then from the next page by path), so that the pages
-kept stay linked to each other. aliases: optional; other addresses of the same site (http, older versions).
+kept stay linked to each other. aliases: optional; other addresses of the same site, where * is any text within one part of the path
+(older versions: "https://docs.djangoproject.com/en/*/").
 
 Extraction (text: resiliparse, main content) runs in child processes: hostile HTML can take a process down.
 """
 
 import dataclasses
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,6 +41,8 @@ WEB_JSON = "web.json"
 ENDINGS = (".html", ".htm", ".xhtml")
 CHUNK_FILES = 32
 MAX_FILE_BYTES = 5_000_000
+
+Folds = tuple[tuple[re.Pattern[str], str], ...]
 
 _INDEX = tuple(f"index{ending}" for ending in ENDINGS)
 _EXPECTED = (
@@ -61,12 +65,12 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class FileChunk:
-    """Files of one site. start: position of the first. folds: (prefix, base_url) of all sites and aliases, longest prefix first."""
+    """Files of one site. start: position of the first. folds: of all sites (see `_folds`)."""
 
     site: Site
     start: int
     files: list[str]  # relative to the site's folder
-    folds: tuple[tuple[str, str], ...]
+    folds: Folds
 
     @property
     def label(self) -> str:
@@ -103,7 +107,11 @@ def open_web(folder: Path) -> Source:
     """The folder with web.json as a source. Raises InputError where web.json or a site's folder is not as described."""
     record = _web_json(folder)
     if record["kind"] == "synthetic":
-        pages, seed, reason = _field(folder, record, "pages", int), _field(folder, record, "seed", int), _field(folder, record, "reason", str)
+        pages, seed, reason = (
+            _field(folder, record, "pages", int),
+            _field(folder, record, "seed", int),
+            _field(folder, record, "reason", str),
+        )
         web = SyntheticWeb(pages=pages, hosts=max(1, min(SyntheticWeb.hosts, pages // 10)), seed=seed)
         return open_synthetic(web, reason)
     sites = _sites(folder, record)
@@ -161,9 +169,7 @@ def _read(path: Path) -> bytes | None:
     return data if len(data) <= MAX_FILE_BYTES else None
 
 
-def _resolved(
-    page: str, url: str, folds: tuple[tuple[str, str], ...], known: dict[tuple[str, str], str | None] | None = None
-) -> list[str | None]:
+def _resolved(page: str, url: str, folds: Folds, known: dict[tuple[str, str], str | None] | None = None) -> list[str | None]:
     """The page's links as canonical URLs, folded onto the sites; None for what is no web page's URL."""
     known = {} if known is None else known
     base_href, links = links_of(page)
@@ -177,27 +183,28 @@ def _resolved(
     return resolved
 
 
-def _folded(url: str | None, folds: tuple[tuple[str, str], ...]) -> str | None:
+def _folded(url: str | None, folds: Folds) -> str | None:
     if url is None:
         return None
     for prefix, base_url in folds:
-        if url.startswith(prefix):
-            directory, _, last = url[len(prefix) :].rpartition("/")
+        matched = prefix.match(url)
+        if matched:
+            directory, _, last = url[matched.end() :].rpartition("/")
             if last.lower() in _INDEX:
                 last = ""
             return f"{base_url}{directory}/{last}" if directory else f"{base_url}{last}"
     return url
 
 
-def _folds(sites: list[Site]) -> tuple[tuple[str, str], ...]:
-    pairs = {site.base_url: site.base_url for site in sites}
-    for site in sites:
-        for alias in site.aliases:
-            pairs.setdefault(alias, site.base_url)
-    return tuple(sorted(pairs.items(), key=lambda pair: (-len(pair[0]), pair[0])))
+def _folds(sites: list[Site]) -> Folds:
+    """(pattern of the beginning of a URL, base_url that takes its place): the sites' own addresses, then the aliases, longest first."""
+    own = [(site.base_url, site.base_url) for site in sites]
+    aliases = [(alias, site.base_url) for site in sites for alias in site.aliases]
+    ordered = [pair for pairs in (own, aliases) for pair in sorted(pairs, key=lambda pair: (-len(pair[0]), pair))]
+    return tuple((re.compile("https?:" + re.escape(prefix.partition(":")[2]).replace(r"\*", "[^/]*")), base) for prefix, base in ordered)
 
 
-def _breadth_first(site: Site, files: list[str], folds: tuple[tuple[str, str], ...]) -> list[str]:
+def _breadth_first(site: Site, files: list[str], folds: Folds) -> list[str]:
     """The first `max_pages` files of a site in breadth-first order from its index page, then from the next file by path."""
     assert site.max_pages is not None
     file_at = {page_url(site.base_url, name): name for name in reversed(files)}

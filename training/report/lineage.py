@@ -110,6 +110,11 @@ class Study:
         """Bits per byte of the arm's models that came out, by replicate."""
         return [self.values[arm, r] for r in self.replicates if (arm, r) in self.values]
 
+    def on(self, pages: NDArray[np.bool_]) -> "Study":
+        """The same study measured on some of the held-out pages (bool, one a page) alone."""
+        nll = {cell: x[pages] for cell, x in self.nll.items()}
+        return dataclasses.replace(self, pages=self.pages[pages], n_bytes=self.n_bytes[pages], nll=nll)
+
     def members(self, comparison: str) -> list[str]:
         return [name for name, arm in self.arms.items() if arm.comparison == comparison]
 

@@ -28,9 +28,10 @@ from training.report import curves as curve_data
 from training.report import figures, tables
 from training.report.lineage import COMPARISONS, EQUAL_FETCHES, EQUAL_PAGES, Study, experiments_like, gather
 from training.report.tables import Comparison, Costs, Table
-from training.report.verdict import DRAWS, Pair, SeedSpread, page_draws, seed_spread
+from training.report.verdict import DRAWS, Pair, SeedSpread, seed_spread
 
 MISSING = "—"
+FEWEST_PAGES = 30  # held-out pages for a verdict on the best tenth: a bootstrap of fewer is too sure of itself
 # Craw4LLM, arXiv 2502.13347: section 4 and appendix A (corpus, seeds, batch, documents crawled, model, tokens).
 PUBLISHED = {
     "pages in the corpus": 900_000_000,
@@ -49,15 +50,17 @@ def run(config: ReportConfig, inputs: Mapping[str, Artifact], out: Path, executi
     by_print = tables.traces_of(study, traces, scores)
     costs = {name: tables.costs_of(arm, by_print) for name, arm in study.arms.items()}
     spread = seed_spread(study.values)
-    comparisons = tables.compare_arms(study, costs, page_draws(study.nll, study.n_bytes), spread)
+    comparisons = tables.compare_arms(study, costs, spread)
+    best = tables.on_best_heldout(study, scores)
+    on_best = tables.compare_arms(best, costs, seed_spread(best.values)) if best and len(best.pages) >= FEWEST_PAGES else []
     at = tables.yardstick(study, costs)
     curves = curve_data.curves_of(traces, scores, at.keep)
     made = {
         t.name: t
         for t in (
-            tables.arms_table(study, costs, scores),
+            tables.arms_table(study, best, costs, scores),
             tables.models_table(study),
-            tables.pairs_table(comparisons),
+            tables.pairs_table({"all": comparisons, "top tenth by score": on_best}),
             tables.policies_table(study, traces, scores, at),
             tables.curves_table(curves),
             tables.kept_table(study, scores),
@@ -69,7 +72,7 @@ def run(config: ReportConfig, inputs: Mapping[str, Artifact], out: Path, executi
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for name, svg in drawn.items():
         (out / "figures" / f"{name}.svg").write_text(figures.standalone(svg), encoding="utf-8")
-    page = view(config, study, scores, costs, comparisons, spread, made, at, drawn, execution.root)
+    page = view(config, study, scores, costs, comparisons, spread, best, on_best, made, at, drawn, execution.root)
     (out / "report.html").write_text(render("report.html.j2", page), encoding="utf-8")
     (out / "summary.md").write_text(render("summary.md.j2", page), encoding="utf-8")
     decided = sum(c.pair.decided for c in comparisons)
@@ -115,21 +118,24 @@ def view(
     costs: Mapping[str, Costs],
     comparisons: Sequence[Comparison],
     spread: SeedSpread | None,
+    best: Study | None,
+    on_best: Sequence[Comparison],
     made: Mapping[str, Table],
     at: tables.Yardstick,
     drawn: Mapping[str, str],
     root: Path,
 ) -> dict[str, Any]:
     """Everything that the templates show, as plain values."""
-    groups: dict[str, list[Comparison]] = {}
-    for c in comparisons:
-        groups.setdefault(c.group, []).append(c)
+    groups, groups_on_best = _grouped(comparisons), _grouped(on_best)
     arms = made["arms"].records()
     sources = sorted({tables.task_source(r.results) for arm in study.arms.values() for r in arm.runs.values()} - {""})
     return {
         "config": config,
         "answers": answers(study, costs, comparisons),
         "groups": groups,
+        "answers_on_best": answers(best, costs, on_best) if best and on_best else [],
+        "groups_on_best": groups_on_best,
+        "fewest_pages": FEWEST_PAGES,
         "short": study.short,
         "any_core": any(a["core_v1"] is not None or a["core_v2"] is not None for a in arms),
         "n_pairs": len(comparisons),
@@ -145,7 +151,7 @@ def view(
         "best_of_corpus": scores.mean_of_best(at.keep) if scores and at.keep else None,
         "at": at,
         "scores": scores,
-        "best_heldout_pages": int(tables.best_heldout(study, scores).sum()),
+        "best_heldout_pages": len(best.pages) if best else 0,
         "top_pages": int(scores.top.sum()) if scores else None,
         "figures": {name: Markup(figures.inline(svg, name, ALT[name])) for name, svg in drawn.items()},
         "kept": made["kept"].records(),
@@ -170,6 +176,13 @@ def view(
         "machine": machine(),
         "files": [f"tables/{name}.csv" for name in made] + [f"figures/{name}.svg" for name in drawn],
     }
+
+
+def _grouped(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+    groups: dict[str, list[Comparison]] = {}
+    for c in comparisons:
+        groups.setdefault(c.group, []).append(c)
+    return groups
 
 
 CURVES: dict[str, curve_data.Measure] = {

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.configs import KNOWLEDGE
@@ -32,7 +31,7 @@ from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.trace import Trace as CrawlTrace
 from training.report.curves import Curve, Scores, Trace, mean_of_best, mean_of_first, read_trace, top_tenth
 from training.report.lineage import EQUAL_FETCHES, EQUAL_PAGES, KNOWS, ORACLE, Arm, Run, Study
-from training.report.verdict import Cell, Floats, Pair, SeedSpread, bits_per_byte, compare
+from training.report.verdict import Pair, SeedSpread, compare, page_draws
 
 Value = str | int | float | None
 EXAMPLES = 3  # highest and lowest scored kept pages shown of each arm
@@ -131,7 +130,12 @@ def costs_of(arm: Arm, traces: Mapping[str, Trace]) -> Costs:
         return Costs()
     trace = traces[run.crawl.fingerprint]
     in_order = arm.comparison == EQUAL_PAGES
-    crawled = run.selection.count("pool_pages") if in_order else len(CrawlTrace(run.crawl).prefix(fetches=fetches).crawled)
+    if in_order:
+        crawled = run.selection.count("pool_pages")
+    elif fetches >= trace.fetches:  # all of the crawl, with the batch that came after its last fetch
+        crawled = len(trace.in_crawl_order)
+    else:
+        crawled = len(CrawlTrace(run.crawl).prefix(fetches=fetches).crawled)
     fetched, dead = trace.within(fetches)
     return Costs(crawled, fetched, dead, fetches)
 
@@ -146,7 +150,7 @@ def traces_of(study: Study, given: Sequence[Trace], scores: Scores | None) -> di
     return found
 
 
-def compare_arms(study: Study, costs: Mapping[str, Costs], draws: Mapping[Cell, Floats], spread: SeedSpread | None) -> list[Comparison]:
+def compare_arms(study: Study, costs: Mapping[str, Costs], spread: SeedSpread | None) -> list[Comparison]:
     """The pairs that the report answers with, each once, under the first heading that asks for it.
 
     Equal pages crawled: every arm against the reference. Equal fetches: every arm against the reference, and against the reference's
@@ -168,6 +172,7 @@ def compare_arms(study: Study, costs: Mapping[str, Costs], draws: Mapping[Cell, 
     if reference:
         wanted += [(f"{ORACLE}, against {reference}", name, reference) for name in study.members(ORACLE)]
         wanted += [("Without results", name, reference) for name, arm in study.arms.items() if not arm.runs and name != reference]
+    draws = page_draws(study.nll, study.n_bytes)
     found: list[Comparison] = []
     seen: set[frozenset[str]] = set()
     for group, a, b in wanted:
@@ -208,11 +213,13 @@ def _unequal(group: str, a: Costs, b: Costs) -> str:
     return ""
 
 
-def pairs_table(comparisons: Sequence[Comparison]) -> Table:
+def pairs_table(comparisons: Mapping[str, Sequence[Comparison]]) -> Table:
+    """comparisons: name of a set of held-out pages -> the pairs measured on it."""
     return table(
         "pairs",
         (
             {
+                "heldout": heldout,
                 "comparison": c.group,
                 "arm": c.pair.a,
                 "against": c.pair.b,
@@ -224,16 +231,19 @@ def pairs_table(comparisons: Sequence[Comparison]) -> Table:
                 "seed_spread_known": "yes" if c.pair.seeds_known else "no",
                 "remark": "; ".join(part for part in (c.pair.missing, c.unequal) if part),
             }
-            for c in comparisons
+            for heldout, some in comparisons.items()
+            for c in some
         ),
     )
 
 
-def arms_table(study: Study, costs: Mapping[str, Costs], scores: Scores | None) -> Table:
-    return table("arms", (_arm_row(study, arm, costs[name], scores) for name, arm in study.arms.items()))
+def arms_table(study: Study, best: Study | None, costs: Mapping[str, Costs], scores: Scores | None) -> Table:
+    """best: the study on the best tenth of the held-out pages."""
+    return table("arms", (_arm_row(study, best, arm, costs[name], scores) for name, arm in study.arms.items()))
 
 
-def _arm_row(study: Study, arm: Arm, cost: Costs, scores: Scores | None) -> dict[str, Value]:
+def _arm_row(study: Study, best: Study | None, arm: Arm, cost: Costs, scores: Scores | None) -> dict[str, Value]:
+    on_best = best.of_arm(arm.name) if best else []
     values = study.of_arm(arm.name)
     run = arm.first
     kept = run.selection.count("kept_pages") if run else None
@@ -256,7 +266,7 @@ def _arm_row(study: Study, arm: Arm, cost: Costs, scores: Scores | None) -> dict
         "epochs": run.checkpoint.count("epochs") if run else None,
         "bits_per_byte_mean": statistics.fmean(values) if values else None,
         "bits_per_byte_sd": statistics.stdev(values) if len(values) > 1 else None,
-        "bits_per_byte_top_tenth_mean": _mean_on_best(study, arm, scores),
+        "bits_per_byte_top_tenth_mean": statistics.fmean(on_best) if on_best else None,
         "core_v1": _mean_core(arm, "core_v1"),
         "core_v2": _mean_core(arm, "core_v2"),
         "task_source": task_source(run.results) if run else "",
@@ -267,18 +277,13 @@ def _arm_row(study: Study, arm: Arm, cost: Costs, scores: Scores | None) -> dict
     }
 
 
-def best_heldout(study: Study, scores: Scores | None) -> NDArray[np.bool_]:
-    """bool[held-out pages]: the tenth of them with the highest score; all False without scores, or with fewer than ten."""
-    if scores is None:
-        return np.zeros(len(study.pages), dtype=np.bool_)
+def on_best_heldout(study: Study, scores: Scores | None) -> Study | None:
+    """The study on the tenth of the held-out pages with the highest score; None without scores, or with fewer than ten such pages."""
+    if scores is None or not len(study.pages):
+        return None
     of_heldout = scores.by_page[study.pages]
-    return top_tenth(of_heldout, np.isfinite(of_heldout))
-
-
-def _mean_on_best(study: Study, arm: Arm, scores: Scores | None) -> float | None:
-    best = best_heldout(study, scores)
-    values = [bits_per_byte(study.nll[arm.name, r][best], study.n_bytes[best]) for r in study.replicates if (arm.name, r) in study.nll]
-    return statistics.fmean(values) if values and best.any() else None
+    best = top_tenth(of_heldout, np.isfinite(of_heldout))
+    return study.on(best) if best.any() else None
 
 
 def mean_kept(run: Run, scores: Scores | None) -> float | None:

@@ -166,6 +166,7 @@ def make_world(
     *,
     policies: tuple[str, ...] = ("quality", "parent_mean", "random"),
     gains: Mapping[str, float] | None = None,
+    top_gains: Mapping[str, float] | None = None,
     seed_noise: float = 0.002,
     replicates: int = 2,
     with_scores: bool = True,
@@ -174,7 +175,8 @@ def make_world(
     origin: str = "made-up pages",
     urls: list[str] | None = None,
 ) -> World:
-    """gains: arm -> bits per byte that its models are worse by. absent, broken: (arm, replicate) without results, with NaN losses."""
+    """gains: arm -> bits per byte that its models are worse by; top_gains: on the tenth of held-out pages with the
+    highest score. absent, broken: (arm, replicate) without results, with NaN losses."""
     rng = np.random.default_rng(7)
     fakes = Fakes(root)
     corpus = make_corpus(fakes, urls or sorted(f"https://h{i % HOSTS}.example/{i:04d}" for i in range(PAGES)), origin)
@@ -200,6 +202,8 @@ def make_world(
         inputs["scores"] = score
     n_bytes = rng.integers(300, 4000, HELDOUT).astype(np.uint64)
     hardness = 1.6 + 0.3 * rng.standard_normal(HELDOUT)
+    is_top = np.zeros(HELDOUT, dtype=np.bool_)
+    is_top[np.argsort(-scores[-HELDOUT:])[: HELDOUT // 10]] = True
 
     def select(pool: str, pages: list[int], crawl: Artifact | None, fetches: int | None) -> Artifact:
         def write(out: Path) -> None:
@@ -260,7 +264,13 @@ def make_world(
                 continue
             noise = np.random.default_rng([place, replicate])
             nll = (
-                (hardness + (gains or {}).get(arm, 0.0) + seed_noise * noise.standard_normal() + 0.01 * noise.standard_normal(HELDOUT))
+                (
+                    hardness
+                    + (gains or {}).get(arm, 0.0)
+                    + (top_gains or {}).get(arm, 0.0) * is_top
+                    + seed_noise * noise.standard_normal()
+                    + 0.01 * noise.standard_normal(HELDOUT)
+                )
                 * n_bytes
                 * math.log(2)
             )

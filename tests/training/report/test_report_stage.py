@@ -16,6 +16,7 @@ import pytest
 
 from craw4llm.errors import ArtifactError, ConfigError
 from training.configs import ReportConfig
+from training.report import stage as report_stage
 
 Report = Callable[..., Path]
 Worlds = Callable[..., Any]  # World in conftest.py
@@ -50,7 +51,7 @@ def digests(out: Path) -> dict[str, str]:
 
 
 def pairs(out: Path) -> dict[tuple[str, str], dict[str, str]]:
-    return {(row["arm"], row["against"]): row for row in read(out, "pairs")}
+    return {(row["arm"], row["against"]): row for row in read(out, "pairs") if row["heldout"] == "all"}
 
 
 def test_the_report_answers_with_the_planted_winner_and_loser(world: Worlds, report: Report) -> None:
@@ -71,6 +72,22 @@ def test_the_report_answers_with_the_planted_winner_and_loser(world: Worlds, rep
     assert counts["pairs_decided"] + counts["pairs_undecided"] == len(found)
     assert counts["pairs_decided"] == sum(row["verdict"] in ("better", "worse") for row in found.values()) > 0
     assert "parent\\_mean has the lowest bits per byte" in (out / "summary.md").read_text()
+
+
+def test_the_highest_scored_held_out_pages_are_reported_apart(world: Worlds, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = world(top_gains={"random/equal_pages": 0.3, "parent_mean/equal_pages": -0.3}).inputs
+    few = report(inputs, name="few")
+    assert {row["heldout"] for row in read(few, "pairs")} == {"all"}
+    assert "fewer than 30 pages get no verdict" in " ".join(Page((few / "report.html").read_text()).text.split())
+    arms = {row["arm"]: float(row["bits_per_byte_top_tenth_mean"]) for row in read(few, "arms")}
+    assert arms["random/equal_pages"] - arms["quality/equal_pages"] == pytest.approx(0.3, abs=0.03)
+    monkeypatch.setattr(report_stage, "FEWEST_PAGES", 6)
+    out = report(inputs, name="enough")
+    top = {(row["arm"], row["against"]): row["verdict"] for row in read(out, "pairs") if row["heldout"] == "top tenth by score"}
+    assert top["random/equal_pages", "quality/equal_pages"] == "worse"
+    assert top["parent_mean/equal_pages", "quality/equal_pages"] == "better"
+    text = " ".join(Page((out / "report.html").read_text()).text.split())
+    assert "On the 6 held-out pages with the highest scores alone: Equal pages crawled (30 each): parent_mean has the lowest" in text
 
 
 def test_the_table_of_arms_counts_pages_and_requests(world: Worlds, report: Report) -> None:
