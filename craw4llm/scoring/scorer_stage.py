@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import fasttext
 import numpy as np
@@ -21,7 +22,7 @@ from craw4llm.configs import ScorerConfig, SyntheticText
 from craw4llm.corpus.urls import canonical_url
 from craw4llm.errors import InputError
 from craw4llm.execution import Execution
-from craw4llm.scoring.scorer import load_model
+from craw4llm.scoring.scorer import FastTextScorer, load_model
 
 ROW_GROUP_ROWS = 1 << 17
 _PREFIX = "__label__"
@@ -29,19 +30,29 @@ _PREFIX = "__label__"
 
 def run(config: ScorerConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
     if config.kind == "table":
-        about = {"kind": "table", "column": config.column}
+        about: dict[str, Any] = {"kind": "table", "column": config.column}
         result = _table(config, out)
     elif config.kind == "fasttext":
-        about = {"kind": "fasttext", "label": config.label}
         assert not isinstance(config.source, SyntheticText)
-        load_model(Path(config.source.path), config.label)
+        load_model(Path(config.source.path), config.label)  # before an unfit file of many megabytes is copied
         shutil.copyfile(config.source.path, out / "model.bin")
+        about = _fasttext(config, out)
         result = Result(counts={"training_lines": (None, "lines")}, notes={"origin": f"a given model: {config.source.name}"})
     else:
-        about = {"kind": "fasttext", "label": config.label}
         result = _train(config, out)
+        about = _fasttext(config, out)
     (out / "scorer.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
     return result
+
+
+def _fasttext(config: ScorerConfig, out: Path) -> dict[str, Any]:
+    """scorer.json of the model in `out`, with the arrays of its route. Reads it with the library, so its self-check has passed."""
+    library = FastTextScorer(out / "model.bin", config.label)
+    if config.route == "library":
+        return {"kind": "fasttext", "label": config.label, "route": "library"}
+    from craw4llm.scoring.routes import write_route
+
+    return {"kind": "fasttext", **write_route(out, config.label, config.route, library)}
 
 
 def _train(config: ScorerConfig, out: Path) -> Result:
@@ -65,7 +76,6 @@ def _train(config: ScorerConfig, out: Path) -> Result:
         )
         # the file holds neither the input's name nor a time, so equal text gives equal bytes
         model.save_model(str(out / "model.bin"))
-    load_model(out / "model.bin", config.label)
     return Result(counts={"training_lines": (len(lines), "lines")}, notes={"origin": origin})
 
 
