@@ -8,12 +8,15 @@ What each stage writes is in docs/artifacts.md.
 import dataclasses
 from typing import ClassVar, Literal, get_args
 
+from craw4llm.errors import ConfigError
 from craw4llm.fingerprint import External
 from craw4llm.stage import Config
 
 Policy = Literal[
     "quality",
     "indegree",
+    "pagerank",
+    "harmonic",
     "breadth_first",
     "random",
     "seen_indegree",
@@ -28,6 +31,8 @@ Knowledge = Literal["target_text", "full_graph", "live"]
 KNOWLEDGE: dict[str, Knowledge] = {
     "quality": "target_text",
     "indegree": "full_graph",
+    "pagerank": "full_graph",
+    "harmonic": "full_graph",
     "breadth_first": "live",
     "random": "live",
     "seen_indegree": "live",
@@ -36,6 +41,7 @@ KNOWLEDGE: dict[str, Knowledge] = {
     "parent_max": "live",
     "parent_min": "live",
 }
+NEEDS_RANK = frozenset({"pagerank", "harmonic"})
 NEEDS_SCORER = frozenset({"quality", "parent_first", "parent_mean", "parent_max", "parent_min"})
 
 
@@ -61,6 +67,80 @@ class SyntheticText:
 
     lines: int = 2000
     seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Length:
+    """Length of a page's text. unit "tokens" needs the input `tokenizer` (end-of-text not counted); words are split at white space."""
+
+    unit: Literal["chars", "bytes", "words", "tokens"] = "chars"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UrlFeature:
+    """A number read from the canonical URL alone: its length in characters, the parts of its path, its digits, its query parameters."""
+
+    feature: Literal["length", "depth", "digits", "parameters"] = "depth"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphMeasure:
+    """A centrality over the whole link graph, dead links included (input `corpus`).
+
+    damping, tolerance: of PageRank, which is iterated until the L1 change of an iteration is under `tolerance`.
+    registers: of HyperBall (a power of two), for the harmonic centrality; the standard error of each distance count is
+        1.04 / sqrt(registers).
+    """
+
+    damping: float = 0.85
+    tolerance: float = 1e-6
+    registers: int = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """A weighted sum of other scorers, which are inputs of any name. A page that one of them does not score has no score.
+
+    weights: (input name, weight). normalise: each score is first put through (x - mean) / deviation ("zscore") or
+    (x - low) / (high - low) ("minmax"). constants: (input name, mean or low, deviation or high); without them they are fitted to
+    `fit_pages` pages of the input `corpus`, drawn by hash.
+    """
+
+    weights: tuple[tuple[str, float], ...]
+    normalise: Literal["none", "zscore", "minmax"] = "none"
+    constants: tuple[tuple[str, float, float], ...] = ()
+    fit_pages: int = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A sentence encoder with a regression head (the FineWeb-Edu kind): a folder that transformers reads as a sequence classifier.
+
+    output: index of the model's output that is the score. max_tokens: the rest of a longer page is not read.
+    batch_rows, pad_to: pages go through the model in batches of exactly so many rows, padded to a multiple of `pad_to` tokens, so that a
+    page's score does not depend on its neighbours; both shape the arithmetic, so they are part of the identity.
+    """
+
+    model: External
+    output: int = 0
+    max_tokens: int = 512
+    batch_rows: int = 8
+    pad_to: int = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EntryPoint:
+    """A scorer of an installed package, found in the entry-point group `craw4llm.scorers` (craw4llm.scoring.plugins).
+
+    version: what the package must declare, so that a change of its code is a new scorer. options: handed to it.
+    """
+
+    name: str
+    version: str
+    options: tuple[tuple[str, str], ...] = ()
+
+
+ScorerSource = External | SyntheticText | Length | UrlFeature | GraphMeasure | Ensemble | Encoder | EntryPoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,12 +174,14 @@ class CorpusConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScorerConfig(Config):
-    """-> a scorer: score(page) depends on the page's text (or URL, for a table) alone.
+    """[corpus] [tokenizer] [other scorers] -> a scorer: score(page) depends on the page's text (or URL, or place in the graph) alone.
 
     kind "fasttext": a given supervised fastText model; the score is P(label), clipped to [0, 1].
     kind "train_fasttext": a model trained here from labelled lines (`__label__x text`), bigrams, one thread, fixed seed. Lines
         that begin with `#` say where the text comes from and go into the manifest.
     kind "table": scores read from a Parquet file with the columns `url` and `column`.
+    kind "length": `Length`. "url": `UrlFeature`. "indegree", "pagerank", "harmonic": `GraphMeasure`. "ensemble": `Ensemble`.
+        "encoder": `Encoder`. "python": `EntryPoint`.
 
     route: how a fastText model is computed. "library": by the fastText library, any model. "exact": own code, the library's bits, twice
         as fast. "projected": own code, one number per word, 6 times as fast or more, within 1e-6 of the library. The last two are for
@@ -107,8 +189,11 @@ class ScorerConfig(Config):
     """
 
     stage: ClassVar[str] = "scorer"
-    kind: Literal["fasttext", "train_fasttext", "table"]
-    source: External | SyntheticText
+    variadic: ClassVar[bool] = True
+    kind: Literal[
+        "fasttext", "train_fasttext", "table", "length", "url", "indegree", "pagerank", "harmonic", "ensemble", "encoder", "python"
+    ]
+    source: ScorerSource
     route: Literal["library", "exact", "projected"] = "library"
     label: str = "__label__hq"
     column: str = "score"
@@ -120,10 +205,57 @@ class ScorerConfig(Config):
     seed: int = 1
 
     def check(self) -> None:
-        if self.kind != "train_fasttext" and isinstance(self.source, SyntheticText):
-            raise self.refuse("source", f"a file (External) for kind {self.kind!r}")
-        if self.route not in ("library", "exact", "projected") or (self.route != "library" and self.kind == "table"):
-            raise self.refuse("route", "library, exact or projected for a fastText model, library for a table")
+        if self.kind not in _SOURCE_OF:
+            raise self.refuse("kind", f"one of {', '.join(_SOURCE_OF)}")
+        if not isinstance(self.source, _SOURCE_OF[self.kind]):
+            allowed = " or ".join(kind.__name__ for kind in _SOURCE_OF[self.kind])
+            raise self.refuse("source", f"{allowed} for kind {self.kind!r}")
+        if isinstance(self.source, GraphMeasure):
+            registers = self.source.registers
+            if not 0 <= self.source.damping < 1 or not 0 < self.source.tolerance < 1:
+                raise self.refuse("source", "a damping of at least 0 and under 1, and a tolerance between 0 and 1")
+            if registers < 16 or registers > 1 << 16 or registers & (registers - 1):
+                raise self.refuse("source", "a power of two of registers, from 16 to 65,536")
+        if isinstance(self.source, Ensemble):
+            names = [name for name, _ in self.source.weights]
+            known = [name for name, _, _ in self.source.constants]
+            if not names or len(set(names)) < len(names) or "corpus" in names:
+                raise self.refuse("source", "weights of one scorer or more, each named once, none named `corpus`")
+            if known and (self.source.normalise == "none" or sorted(known) != sorted(names)):
+                raise self.refuse("source", "constants for every weight, with a normalisation")
+            for name, low, high in self.source.constants:
+                if (high <= 0) if self.source.normalise == "zscore" else (high <= low):
+                    raise self.refuse("source", f"a deviation above 0, or a high above the low, for {name}")
+        if self.route not in ("library", "exact", "projected") or (self.route != "library" and not self.kind.endswith("fasttext")):
+            raise self.refuse("route", "library, exact or projected for a fastText model, library for other scorers")
+
+    def check_inputs(self, names: frozenset[str]) -> None:
+        needs: set[str] = set()
+        if self.kind in ("indegree", "pagerank", "harmonic"):
+            needs = {"corpus"}
+        elif isinstance(self.source, Length) and self.source.unit == "tokens":
+            needs = {"tokenizer"}
+        elif isinstance(self.source, Ensemble):
+            fitted = self.source.normalise != "none" and not self.source.constants
+            needs = {name for name, _ in self.source.weights} | ({"corpus"} if fitted else set())
+        if needs != names:
+            raise ConfigError(f"scorer: kind {self.kind!r} takes the inputs {sorted(needs)}; given are {sorted(names)}")
+
+
+# kind of a scorer -> what its source may be
+_SOURCE_OF: dict[str, tuple[type, ...]] = {
+    "fasttext": (External,),
+    "train_fasttext": (External, SyntheticText),
+    "table": (External,),
+    "length": (Length,),
+    "url": (UrlFeature,),
+    "indegree": (GraphMeasure,),
+    "pagerank": (GraphMeasure,),
+    "harmonic": (GraphMeasure,),
+    "ensemble": (Ensemble,),
+    "encoder": (Encoder,),
+    "python": (EntryPoint,),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +268,9 @@ class ScoreConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CrawlConfig(Config):
-    """corpus [, scorer] [, match] -> what was discovered, fetched and crawled, in order.
+    """corpus [, scorer] [, rank] [, match] -> what was discovered, fetched and crawled, in order.
+
+    rank: for the policies pagerank and harmonic, the scorer of that kind over the same corpus.
 
     Mode "paper": Algorithm 1 of Craw4LLM (arXiv 2502.13347). All seeds are crawled first; then batches of the `batch_pages`
     best frontier pages. The crawl goes on until it has covered *every* budget that is given, and ends exactly there:
@@ -149,7 +283,7 @@ class CrawlConfig(Config):
 
     stage: ClassVar[str] = "crawl"
     inputs: ClassVar[tuple[str, ...]] = ("corpus",)
-    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "match")
+    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "rank", "match")
     policy: Policy
     budget_pages: int | None = None
     budget_fetches: int | None = None
@@ -179,6 +313,8 @@ class CrawlConfig(Config):
     def check_inputs(self, names: frozenset[str]) -> None:
         if self.policy in NEEDS_SCORER and "scorer" not in names:
             raise self.refuse("policy", "a policy that needs no scores, or the input `scorer`")
+        if (self.policy in NEEDS_RANK) != ("rank" in names):
+            raise self.refuse("policy", f"{' or '.join(sorted(NEEDS_RANK))} exactly when the input `rank` is given")
         if self.match_fetches != ("match" in names):
             raise self.refuse("match_fetches", "true exactly when the input `match` is given")
 

@@ -107,7 +107,8 @@ class Crawler:
     """The state of one crawl. `run` goes on until the budget is covered or nothing is left to crawl.
 
     seeds: uint32, distinct ids of live pages that are not held out, in the order of crawling. page_scores: needed by policies that
-    read scores; with it, the scores of crawled pages are kept for any policy. rng_seed: of the random policy.
+    read scores; with it, the scores of crawled pages are kept for any policy. rng_seed: of the random policy. rank: float32[n_targets], for
+    the policies pagerank and harmonic.
     """
 
     def __init__(
@@ -120,13 +121,14 @@ class Crawler:
         budget: Budget,
         batch_pages: int,
         rng_seed: int = 0,
+        rank: NDArray[np.float32] | None = None,
     ) -> None:
         n = corpus.n_targets
         self._corpus, self._scores = corpus, page_scores
         self._budget, self._batch_pages = budget, batch_pages
         self._seeds = seeds
         self._fetched_mask = np.zeros(n, dtype=np.bool_)
-        self._policy = self._make_policy(policy, rng_seed)
+        self._policy = self._make_policy(policy, rng_seed, rank)
         self._look_ahead = KNOWLEDGE[policy] == "target_text"
         self._place = url_places(corpus)
         self._target = np.empty(n, dtype=np.uint32)
@@ -172,10 +174,10 @@ class Crawler:
     def _done(self) -> bool:
         return self._budget.left(self._n_crawled, self._n_fetched) == (0, 0)
 
-    def _make_policy(self, name: str, rng_seed: int) -> Policy:
+    def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None) -> Policy:
         n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]
         if knowledge == "full_graph":
-            known: Live = FullGraph(n, rng_seed, self._corpus.indegree)
+            known: Live = FullGraph(n, rng_seed, self._corpus.indegree if rank is None else rank)
         elif knowledge == "target_text":
             known = TargetText(n, rng_seed, self._scores_of_fetched)
         else:

@@ -36,9 +36,9 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class FullGraph(Live):
-    """indegree: uint32[n_targets], pages of the whole corpus that link to each target."""
+    """rank: uint32 or float32[n_targets], a measure over the whole link graph: in-degree, PageRank or harmonic centrality."""
 
-    indegree: NDArray[np.uint32]
+    rank: NDArray[np.uint32] | NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,22 @@ class Indegree:
     reads_scores: ClassVar[bool] = False
 
     def __init__(self, known: FullGraph) -> None:
-        self._indegree = known.indegree
+        self._rank = known.rank
 
     def priorities(self, seen: Seen) -> Priorities:
-        return self._indegree[seen.targets].astype(np.float32)
+        return self._rank[seen.targets].astype(np.float32)
+
+
+class PageRank(Indegree):
+    """PageRank over the whole corpus."""
+
+    name: ClassVar[str] = "pagerank"
+
+
+class Harmonic(Indegree):
+    """Harmonic centrality over the whole corpus."""
+
+    name: ClassVar[str] = "harmonic"
 
 
 class BreadthFirst:
@@ -231,5 +243,5 @@ def make_policy(name: str, known: Live) -> Policy:
     if isinstance(known, TargetText):
         return Quality(known)
     if isinstance(known, FullGraph):
-        return Indegree(known)
+        return next(make for make in (Indegree, PageRank, Harmonic) if make.name == name)(known)
     return next(make for make in _LIVE if getattr(make, "name", "") == name)(known)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact, Result
 from craw4llm.configs import CrawlConfig
@@ -16,7 +17,7 @@ from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.loop import Budget, Crawl, Crawler, mean_score
 from craw4llm.crawl.seeds import draw_seeds, read_seeds
 from craw4llm.crawl.trace import write_trace
-from craw4llm.errors import ArtifactError
+from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution
 from craw4llm.scoring.memo import PageScores
 
@@ -44,6 +45,7 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             budget=budget,
             batch_pages=config.batch_pages,
             rng_seed=config.rng_seed,
+            rank=_rank(config.policy, inputs, corpus) if "rank" in inputs else None,
         )
         crawl = crawler.run(progress)
         pages = crawl.fetched[crawl.fetched < corpus.n_pages]
@@ -92,6 +94,17 @@ def require_same_corpus(made_from: Artifact, corpus: Artifact) -> None:
             f"the {made_from.stage} {made_from.fingerprint} was made from the corpus {given}, but is used with the corpus "
             f"{corpus.fingerprint}; give both the same corpus"
         )
+
+
+def _rank(policy: str, inputs: Mapping[str, Artifact], corpus: Corpus) -> NDArray[np.float32]:
+    """float32[n_targets]: the column of the input `rank`. Raises unless it is of the policy's kind and of the same corpus."""
+    artifact = inputs["rank"]
+    if artifact.config["kind"] != policy:
+        raise ConfigError(f"crawl: the policy {policy} is given the scorer {artifact.config['kind']} as its input `rank`; give it {policy}")
+    require_same_corpus(artifact, inputs["corpus"])
+    column: NDArray[np.float32] = np.load(artifact.file("column.npy"), mmap_mode="r")
+    assert len(column) == corpus.n_targets
+    return column
 
 
 def _warnings(crawl: Crawl, policy: str, budget: Budget) -> list[str]:

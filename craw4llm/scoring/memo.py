@@ -39,8 +39,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.corpus.reader import Corpus
-from craw4llm.errors import StageError
+from craw4llm.errors import ArtifactError, StageError
 from craw4llm.execution import Execution
+from craw4llm.scoring.ensemble import EnsembleScorer
 from craw4llm.scoring.scorer import Reasons, Scorer, Scores, open_scorer
 
 log = logging.getLogger(__name__)
@@ -166,8 +167,11 @@ class PageScores:
     def __init__(self, corpus: Artifact, scorer: Artifact, execution: Execution, *, pool_after: int | None = None) -> None:
         self._artifacts = (corpus, scorer)
         self._corpus = Corpus(corpus)
-        self._scorer = open_scorer(scorer)
-        self._workers = execution.workers if self._scorer.reads == "text" else 1
+        self._device = execution.device
+        self._scorer = open_scorer(scorer, self._device)
+        check_corpus(self._scorer, corpus)
+        # an encoder uses all processors, or the device, from one process
+        self._workers = execution.workers if reads_text(self._scorer) and not uses_device(self._scorer) else 1
         self._pool: ProcessPoolExecutor | None = None
         self._pool_after = _POOL_AFTER_PAGES if pool_after is None else pool_after
         self.computed = 0
@@ -234,9 +238,34 @@ class PageScores:
 
 def score_pages(corpus: Corpus, scorer: Scorer, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
     """Scores and reasons of pages, computed here. Only what the scorer reads is read."""
+    if isinstance(scorer, EnsembleScorer):
+        return scorer.combine([score_pages(corpus, member, pages) for member in scorer.members])
     if scorer.reads == "url":
         return scorer.score((), corpus.urls.take(pages).to_pylist())
+    if scorer.reads == "page":
+        return scorer.score((), (), pages.tolist())
     return scorer.score(corpus.texts(pages), ())
+
+
+def reads_text(scorer: Scorer) -> bool:
+    """Whether the scorer, or a member of it, reads texts."""
+    return any(map(reads_text, scorer.members)) if isinstance(scorer, EnsembleScorer) else scorer.reads == "text"
+
+
+def uses_device(scorer: Scorer) -> bool:
+    return any(map(uses_device, scorer.members)) if isinstance(scorer, EnsembleScorer) else hasattr(scorer, "device")
+
+
+def check_corpus(scorer: Scorer, corpus: Artifact) -> None:
+    """Raises ArtifactError for a scorer of page ids that was made from another corpus."""
+    for member in scorer.members if isinstance(scorer, EnsembleScorer) else ():
+        check_corpus(member, corpus)
+    made_from = getattr(scorer, "corpus_fingerprint", corpus.fingerprint)
+    if made_from != corpus.fingerprint:
+        raise ArtifactError(
+            f"the scorer holds numbers for the pages of the corpus {made_from}, but is used with the corpus {corpus.fingerprint}; "
+            "give both the same corpus"
+        )
 
 
 _opened: tuple[Corpus, Scorer] | None = None

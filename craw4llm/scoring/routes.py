@@ -25,7 +25,7 @@ from craw4llm.crawl.hashing import hash_ids
 from craw4llm.errors import ArtifactError, InputError
 from craw4llm.scoring import kernels
 from craw4llm.scoring.fasttext_file import Parts, read_model
-from craw4llm.scoring.scorer import EMPTY, END_OF_TEXT, SCORED, UNREADABLE, FastTextScorer, Reasons, Scores, without_surrogates
+from craw4llm.scoring.scorer import EMPTY, END_OF_TEXT, SCORED, UNREADABLE, FastTextScorer, Reads, Reasons, Scores, without_surrogates
 
 Route = Literal["exact", "projected"]
 TOLERANCE = 1e-6  # of the projected route; the exact route has none
@@ -87,7 +87,7 @@ class Tables:
 class RouteScorer:
     """A scorer artifact with route "exact" or "projected"."""
 
-    reads: Literal["text", "url"] = "text"
+    reads: Reads = "text"
 
     def __init__(self, artifact: Artifact) -> None:
         about = json.loads(artifact.file("scorer.json").read_text())
@@ -100,7 +100,7 @@ class RouteScorer:
                 "from those of the fastText library stored with it; use a scorer with route='library'"
             )
 
-    def score(self, texts: Sequence[str], urls: Sequence[str]) -> tuple[Scores, Reasons]:
+    def score(self, texts: Sequence[str], urls: Sequence[str], pages: Sequence[int] = ()) -> tuple[Scores, Reasons]:
         return self._tables.score(texts)
 
 

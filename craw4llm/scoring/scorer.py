@@ -1,4 +1,4 @@
-"""Scorers: a page's score depends on its text (fastText) or its URL (a table) alone.
+"""Scorers: a page's score depends on its text, its URL (a table) or its place in the graph alone; here fastText and tables.
 
     scorer = open_scorer(artifact)
     scores, reasons = scorer.score(texts, urls)     float32[n], uint8[n]
@@ -34,43 +34,76 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANKS = dict.fromkeys([0, *range(10, 14), *range(28, 32)], " ")  # what ASCII counts as white space beside the space and the tab
 _SUM_TOLERANCE = 1e-3  # fastText adds 1e-5 to each probability before it takes the logarithm
 
+Reads = Literal["text", "url", "page", "members"]
 Scores = NDArray[np.float32]
 Reasons = NDArray[np.uint8]
 
 
 class Scorer(Protocol):
-    """score: texts and urls are of one length; the one that the scorer does not read may be empty."""
+    """reads: what `score` is given: the pages' texts, their URLs, or ("page") neither, but their ids.
 
-    reads: Literal["text", "url"]
+    score: float32 scores and uint8 reasons, in the order given. The sequences that the scorer does not read are empty.
+    """
 
-    def score(self, texts: Sequence[str], urls: Sequence[str]) -> tuple[Scores, Reasons]: ...
+    @property
+    def reads(self) -> Reads: ...
+
+    def score(self, texts: Sequence[str], urls: Sequence[str], pages: Sequence[int] = ()) -> tuple[Scores, Reasons]: ...
 
 
-def open_scorer(artifact: Artifact) -> Scorer:
-    """The scorer that a scorer artifact holds. ArtifactError for a kind that this version does not know."""
+def open_scorer(artifact: Artifact, device: str = "cpu") -> Scorer:
+    """The scorer that a scorer artifact holds. ArtifactError for a kind that this version does not know.
+
+    device: where an encoder runs ("auto", "cpu", "cuda", "cuda:1"); the other kinds run on the processor.
+    """
     about = json.loads(artifact.file("scorer.json").read_text())
-    if about["kind"] == "fasttext":
+    kind = about["kind"]
+    if kind == "fasttext":
         if about["route"] != "library":
             from craw4llm.scoring.routes import RouteScorer
 
             return RouteScorer(artifact)
         return FastTextScorer(artifact.file("model.bin"), about["label"])
-    if about["kind"] == "table":
+    if kind == "table":
         return TableScorer(artifact.file("table.parquet"))
-    raise ArtifactError(f"scorer {artifact.fingerprint} is of kind {about['kind']!r}; this version reads fasttext and table")
+    if kind == "length":
+        from craw4llm.scoring.lengths import LengthScorer
+
+        return LengthScorer(about["unit"], artifact.input("tokenizer") if about["unit"] == "tokens" else None)
+    if kind == "url":
+        from craw4llm.scoring.lengths import UrlScorer
+
+        return UrlScorer(about["feature"])
+    if kind == "column":
+        from craw4llm.scoring.graph import ColumnScorer
+
+        return ColumnScorer(artifact)
+    if kind == "ensemble":
+        from craw4llm.scoring.ensemble import EnsembleScorer
+
+        return EnsembleScorer(about["members"], [open_scorer(artifact.input(m["name"]), device) for m in about["members"]])
+    if kind == "encoder":
+        from craw4llm.scoring.encoder import EncoderScorer
+
+        return EncoderScorer(artifact.path / "model", about, device)
+    if kind == "python":
+        from craw4llm.scoring.plugins import open_plugin
+
+        return open_plugin(about["name"], about["version"], about["options"])
+    raise ArtifactError(f"scorer {artifact.fingerprint} is of kind {kind!r}, which this version does not know")
 
 
 class FastTextScorer:
     """P(label) over all labels of a supervised fastText model, clipped to [0, 1]."""
 
-    reads: Literal["text", "url"] = "text"
+    reads: Reads = "text"
 
     def __init__(self, path: Path, label: str) -> None:
         self.label = label
         self._model = load_model(path, label)
         self.prefix = str(self._model.f.getArgs().label)
 
-    def score(self, texts: Sequence[str], urls: Sequence[str]) -> tuple[Scores, Reasons]:
+    def score(self, texts: Sequence[str], urls: Sequence[str], pages: Sequence[int] = ()) -> tuple[Scores, Reasons]:
         scores = np.full(len(texts), np.nan, dtype=np.float32)
         reasons = np.full(len(texts), SCORED, dtype=np.uint8)
         for row, raw in enumerate(texts):
@@ -91,14 +124,14 @@ class FastTextScorer:
 class TableScorer:
     """Scores from a table of canonical URLs."""
 
-    reads: Literal["text", "url"] = "url"
+    reads: Reads = "url"
 
     def __init__(self, path: Path) -> None:
         table = pq.read_table(path)
         self._urls = table.column("url").combine_chunks()
         self._scores = table.column("score").to_numpy().astype(np.float32)
 
-    def score(self, texts: Sequence[str], urls: Sequence[str]) -> tuple[Scores, Reasons]:
+    def score(self, texts: Sequence[str], urls: Sequence[str], pages: Sequence[int] = ()) -> tuple[Scores, Reasons]:
         rows = pc.index_in(pa.array(urls, type=pa.string()), value_set=self._urls)
         known = rows.is_valid().to_numpy(zero_copy_only=False)
         scores = np.full(len(urls), np.nan, dtype=np.float32)

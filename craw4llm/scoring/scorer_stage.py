@@ -1,9 +1,10 @@
-"""The stage `scorer`: a given fastText model, one trained from labelled lines, or a table of scores.
+"""The stage `scorer`: a given fastText model, one trained from labelled lines, a table of scores, or one of the other kinds.
 
-Writes scorer.json and model.bin or table.parquet (docs/artifacts.md, "scorer"). What is wrong with a model, a table or training text
-is said here, before any page is scored.
+Writes scorer.json and model.bin, table.parquet, column.npy or model/ (docs/artifacts.md, "scorer"). What is wrong with a model, a table or
+training text is said here, before any page is scored.
 """
 
+import dataclasses
 import json
 import shutil
 import tempfile
@@ -18,31 +19,74 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from craw4llm.artifact import Artifact, Result
-from craw4llm.configs import ScorerConfig, SyntheticText
+from craw4llm.configs import Encoder, Ensemble, EntryPoint, GraphMeasure, Length, ScorerConfig, SyntheticText, UrlFeature
+from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.urls import canonical_url
 from craw4llm.errors import InputError
 from craw4llm.execution import Execution
-from craw4llm.scoring.scorer import FastTextScorer, load_model
+from craw4llm.fingerprint import External
+from craw4llm.scoring.encoder import EncoderScorer
+from craw4llm.scoring.ensemble import members_of
+from craw4llm.scoring.plugins import open_plugin
+from craw4llm.scoring.scorer import FastTextScorer, load_model, open_scorer
 
 ROW_GROUP_ROWS = 1 << 17
 _PREFIX = "__label__"
 
 
 def run(config: ScorerConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
+    result = Result(counts={"training_lines": (None, "lines")})
+    source = config.source
+    about: dict[str, Any] = {"kind": config.kind}
     if config.kind == "table":
-        about: dict[str, Any] = {"kind": "table", "column": config.column}
+        about["column"] = config.column
         result = _table(config, out)
     elif config.kind == "fasttext":
-        assert not isinstance(config.source, SyntheticText)
-        load_model(Path(config.source.path), config.label)  # before an unfit file of many megabytes is copied
-        shutil.copyfile(config.source.path, out / "model.bin")
-        about = _fasttext(config, out)
-        result = Result(counts={"training_lines": (None, "lines")}, notes={"origin": f"a given model: {config.source.name}"})
-    else:
+        assert isinstance(source, External)
+        load_model(Path(source.path), config.label)  # before an unfit file of many megabytes is copied
+        shutil.copyfile(source.path, out / "model.bin")
+        about |= _fasttext(config, out)
+        result = Result(counts={"training_lines": (None, "lines")}, notes={"origin": f"a given model: {source.name}"})
+    elif config.kind == "train_fasttext":
         result = _train(config, out)
-        about = _fasttext(config, out)
+        about |= _fasttext(config, out)
+    elif isinstance(source, GraphMeasure):
+        about |= {"kind": "column", "measure": config.kind}
+        result = _graph(config.kind, source, inputs["corpus"], out, execution)
+    elif isinstance(source, Ensemble):
+        about["members"] = members_of(source, inputs, execution)
+        for member in about["members"]:
+            open_scorer(inputs[member["name"]])
+    elif isinstance(source, Encoder):
+        about |= {name: value for name, value in dataclasses.asdict(source).items() if name != "model"}
+        shutil.copytree(source.model.path, out / "model")
+        EncoderScorer(out / "model", about, "cpu").score(["A text that shows that the model works."], ())
+    elif isinstance(source, EntryPoint):
+        about |= {"name": source.name, "version": source.version, "options": dict(source.options)}
+        open_plugin(source.name, source.version, about["options"])
+    else:
+        assert isinstance(source, Length | UrlFeature)
+        about |= dataclasses.asdict(source)
     (out / "scorer.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
     return result
+
+
+def _graph(measure: str, given: GraphMeasure, artifact: Artifact, out: Path, execution: Execution) -> Result:
+    """column.npy float32[n_targets]: the measure of every target of the corpus."""
+    from craw4llm.scoring.graph import harmonic, links_of, pagerank  # brings numba, which takes half a second
+
+    corpus = Corpus(artifact)
+    notes: dict[str, Any] = {}
+    with execution.progress(f"scorer {measure}", total=0, unit="iteration") as progress:
+        tick = lambda text: progress.update(1, text)  # noqa: E731
+        if measure == "indegree":
+            column = np.asarray(corpus.indegree).astype(np.float64)
+        elif measure == "pagerank":
+            column, notes = pagerank(links_of(corpus), corpus.n_targets, damping=given.damping, tolerance=given.tolerance, tick=tick)
+        else:
+            column, notes = harmonic(links_of(corpus), corpus.n_targets, registers=given.registers, tick=tick)
+    np.save(out / "column.npy", column.astype(np.float32))
+    return Result(counts={"training_lines": (None, "lines"), "targets": (len(column), "targets")}, notes=notes)
 
 
 def _fasttext(config: ScorerConfig, out: Path) -> dict[str, Any]:
@@ -84,6 +128,7 @@ def _source_lines(config: ScorerConfig) -> Iterable[str]:
         from craw4llm.corpus.synthetic import training_lines
 
         return training_lines(config.source)
+    assert isinstance(config.source, External)
     return _file_lines(Path(config.source.path))
 
 
@@ -124,7 +169,7 @@ def read_training_lines(source: Iterable[str], label: str) -> tuple[str, list[st
 
 
 def _table(config: ScorerConfig, out: Path) -> Result:
-    assert not isinstance(config.source, SyntheticText)
+    assert isinstance(config.source, External)
     path = config.source.path
     try:
         schema = pq.read_schema(path)

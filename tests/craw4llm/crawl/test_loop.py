@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from craw4llm.configs import KNOWLEDGE, NEEDS_SCORER, CorpusConfig, CrawlConfig, ScorerConfig, SyntheticWeb
+from craw4llm.configs import KNOWLEDGE, NEEDS_RANK, NEEDS_SCORER, CorpusConfig, CrawlConfig, GraphMeasure, ScorerConfig, SyntheticWeb
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import uniform
 from craw4llm.crawl.trace import Trace
-from craw4llm.errors import ConfigError
+from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.fingerprint import External
+from craw4llm.scoring.graph import harmonic, links_of, pagerank
 from craw4llm.stage import Stage
 
 POLICIES = sorted(KNOWLEDGE)
@@ -271,7 +272,7 @@ class Reference:
     heldout: set[int]
     place: list[int]
     scores: list[float]
-    indegree: list[int]
+    rank: list[float]
     policy: str
     rng_seed: int
     batch_pages: int
@@ -324,8 +325,8 @@ class Reference:
     def priority(self, target: int, parents: list[int], crawled: list[int]) -> float:
         scores = [self.scores[p] for p in parents if not math.isnan(self.scores[p])]
         known = [self.scores[p] for p in crawled if not math.isnan(self.scores[p])]
-        if self.policy == "indegree":
-            return self.indegree[target]
+        if self.policy in ("indegree", "pagerank", "harmonic"):
+            return self.rank[target]
         if self.policy == "breadth_first":
             return -crawled.index(parents[0])
         if self.policy == "random":
@@ -353,6 +354,17 @@ def random_web(tmp_path_factory, shared_build):
     return web, Stage(ScorerConfig(kind="table", source=External(name="scores", path=str(path)))), corpus
 
 
+def rank_of(random_web, policy: str) -> list[float]:
+    """The full-graph measure that a policy orders by. In-degree is counted here; the others are tested in scoring/test_more_scorers.py."""
+    corpus = random_web[2]
+    n = corpus.n_targets
+    if policy == "pagerank":
+        return pagerank(links_of(corpus), n, damping=0.85, tolerance=1e-6)[0].astype(np.float32).tolist()
+    if policy == "harmonic":
+        return harmonic(links_of(corpus), n, registers=64)[0].astype(np.float32).tolist()
+    return np.bincount(corpus.outlinks(np.arange(corpus.n_pages))[1], minlength=n).tolist()
+
+
 def reference(random_web, policy: str, batch_pages: int, seeds: list[int], score_of: dict[int, float]) -> list[tuple[str, int]]:
     corpus = random_web[2]
     urls = corpus.urls.to_pylist() + corpus.dead_urls.to_pylist()
@@ -363,7 +375,7 @@ def reference(random_web, policy: str, batch_pages: int, seeds: list[int], score
         heldout=set(corpus.heldout.tolist()),
         place=[places[t] for t in range(len(urls))],
         scores=[score_of.get(p, math.nan) for p in range(corpus.n_pages)],
-        indegree=corpus.indegree.tolist(),
+        rank=rank_of(random_web, policy),
         policy=policy,
         rng_seed=4,
         batch_pages=batch_pages,
@@ -372,9 +384,11 @@ def reference(random_web, policy: str, batch_pages: int, seeds: list[int], score
 
 def run_stage(random_web, shared_build, policy: str, **fields: object) -> Trace:
     web, table, _ = random_web
-    scorer = {"scorer": table} if policy in NEEDS_SCORER else {}
+    inputs = {"scorer": table} if policy in NEEDS_SCORER else {}
+    if policy in NEEDS_RANK:
+        inputs["rank"] = Stage(ScorerConfig(kind=policy, source=GraphMeasure()), corpus=web)
     config = CrawlConfig(policy=policy, **{"seed_count": 6, "rng_seed": 4, **fields})
-    return Trace(shared_build(Stage(config, corpus=web, **scorer)))
+    return Trace(shared_build(Stage(config, corpus=web, **inputs)))
 
 
 @pytest.mark.parametrize("batch_pages", [1, 7, 60])
@@ -452,3 +466,17 @@ def test_a_live_crawl_does_not_depend_on_pages_it_has_not_crawled(random_web, sh
     after = run_stage(other, shared_build, policy, budget_pages=90, batch_pages=15)
     same = before.crawled.tolist() == after.crawled.tolist()
     assert same == (KNOWLEDGE[policy] != "target_text")
+
+
+def test_a_rank_must_be_of_the_policys_kind_and_corpus(random_web, shared_build, build, make_web):
+    web, _, _ = random_web
+    ranked = Stage(ScorerConfig(kind="harmonic", source=GraphMeasure()), corpus=web)
+    with pytest.raises(ConfigError, match="is given the scorer harmonic as its input `rank`; give it pagerank"):
+        shared_build(Stage(CrawlConfig(policy="pagerank", budget_pages=5, seed_count=2), corpus=web, rank=ranked))
+    other = make_web([("https://w.example/", "text", [])])
+    with pytest.raises(ArtifactError, match="give both the same corpus"):
+        build(Stage(CrawlConfig(policy="harmonic", budget_pages=1, seed_count=1), corpus=other, rank=ranked))
+    with pytest.raises(ConfigError, match="exactly when the input `rank` is given"):
+        Stage(CrawlConfig(policy="pagerank", budget_pages=1), corpus=web)
+    with pytest.raises(ConfigError, match="exactly when the input `rank` is given"):
+        Stage(CrawlConfig(policy="indegree", budget_pages=1), corpus=web, rank=ranked)
