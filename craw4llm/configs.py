@@ -186,6 +186,8 @@ class ScorerConfig(Config):
     route: how a fastText model is computed. "library": by the fastText library, any model. "exact": own code, the library's bits, twice
         as fast. "projected": own code, one number per word, 6 times as fast or more, within 1e-6 of the library. The last two are for
         softmax models of two labels. Scores that differ in the last bit order pages differently: the route is part of the identity.
+    reading: how a fastText model reads a page. "clean": craw4llm.scoring.scorer. "released": as the released code does, its scores
+        unclipped, an empty page scored like any other; "released_normalized": with its text_normalize.
     """
 
     stage: ClassVar[str] = "scorer"
@@ -195,6 +197,7 @@ class ScorerConfig(Config):
     ]
     source: ScorerSource
     route: Literal["library", "exact", "projected"] = "library"
+    reading: Literal["clean", "released", "released_normalized"] = "clean"
     label: str = "__label__hq"
     column: str = "score"
     dim: int = 32
@@ -228,6 +231,10 @@ class ScorerConfig(Config):
                     raise self.refuse("source", f"a deviation above 0, or a high above the low, for {name}")
         if self.route not in ("library", "exact", "projected") or (self.route != "library" and not self.kind.endswith("fasttext")):
             raise self.refuse("route", "library, exact or projected for a fastText model, library for other scorers")
+        if self.reading not in ("clean", "released", "released_normalized"):
+            raise self.refuse("reading", "clean, released or released_normalized")
+        if self.reading != "clean" and (self.route != "library" or not self.kind.endswith("fasttext")):
+            raise self.refuse("reading", "clean, but for a fastText model with the route library")
 
     def check_inputs(self, names: frozenset[str]) -> None:
         needs: set[str] = set()
@@ -277,6 +284,8 @@ class CrawlConfig(Config):
 
     budget_pages: pages crawled. budget_fetches: fetches (requests: pages whose text was read, plus dead links).
     match_fetches: as many fetches as the crawl given as the input `match` made.
+    Mode "released" is the crawl of the released code with its warts (craw4llm.crawl.released); its --seed is `rng_seed`, 42 there.
+
     seeds: a file with one URL a line; without it `seed_count` pages drawn by a hash of (seed_set, URL).
     rng_seed: of the random policy.
     """
@@ -289,7 +298,7 @@ class CrawlConfig(Config):
     budget_fetches: int | None = None
     match_fetches: bool = False
     batch_pages: int = 50
-    mode: Literal["paper"] = "paper"
+    mode: Literal["paper", "released"] = "paper"
     seeds: External | None = None
     seed_count: int = 50
     seed_set: int = 0
@@ -298,8 +307,15 @@ class CrawlConfig(Config):
     def check(self) -> None:
         if self.policy not in get_args(Policy):
             raise self.refuse("policy", f"one of {', '.join(get_args(Policy))}")
-        if self.mode != "paper":
-            raise self.refuse("mode", "paper (mode released is not built yet)")
+        if self.mode not in ("paper", "released"):
+            raise self.refuse("mode", "paper or released")
+        if self.mode == "released":
+            if self.policy not in ("quality", "indegree", "random"):
+                raise self.refuse("policy", "quality, indegree or random in mode released: the released code has no other")
+            if self.seeds is None:
+                raise self.refuse("seeds", "a file of seeds in mode released")
+            if self.budget_pages is None or self.budget_fetches is not None or self.match_fetches:
+                raise self.refuse("budget_pages", "a budget in pages crawled alone in mode released")
         for field in ("budget_pages", "budget_fetches"):
             if getattr(self, field) is not None and getattr(self, field) < 1:
                 raise self.refuse(field, "at least 1")
@@ -313,7 +329,8 @@ class CrawlConfig(Config):
     def check_inputs(self, names: frozenset[str]) -> None:
         if self.policy in NEEDS_SCORER and "scorer" not in names:
             raise self.refuse("policy", "a policy that needs no scores, or the input `scorer`")
-        if (self.policy in NEEDS_RANK) != ("rank" in names):
+        counts = self.mode == "released" and self.policy == "indegree"  # may be given the anchor counts of the inlink files
+        if not counts and (self.policy in NEEDS_RANK) != ("rank" in names):
             raise self.refuse("policy", f"{' or '.join(sorted(NEEDS_RANK))} exactly when the input `rank` is given")
         if self.match_fetches != ("match" in names):
             raise self.refuse("match_fetches", "true exactly when the input `match` is given")

@@ -153,11 +153,10 @@ class Crawler:
             self._rows.append(row)
             before = self._n_crawled, self._n_fetched
             if row.iteration == 0:
-                self._crawl_seeds(row)
+                self._start(row)
+                goes_on = True
             else:
-                self._follow_links(row)
-                if not self._done:
-                    self._crawl_batch(row)
+                goes_on = self._go_on(row)
             row.frontier = len(self._frontier)
             row.hosts = int(np.count_nonzero(self._host_seen))
             if progress is not None:
@@ -166,7 +165,7 @@ class Crawler:
             if self._done:
                 stop = "budget"
                 break
-            if not len(self._batch) and not len(self._frontier):
+            if not goes_on or (not len(self._batch) and not len(self._frontier)):
                 break
         return self._result(stop)
 
@@ -193,7 +192,15 @@ class Crawler:
         assert self._scores is not None
         return self._scores.scores(pages)
 
-    def _crawl_seeds(self, row: Iteration) -> None:
+    def _go_on(self, row: Iteration) -> bool:
+        """One iteration after the first; whether another can follow."""
+        self._follow_links(row)
+        if not self._done:
+            self._crawl_batch(row)
+        return True
+
+    def _start(self, row: Iteration) -> None:
+        """Iteration 0."""
         seeds = self._seeds[: max(self._budget.left(0, 0))]
         self._seen[seeds] = True
         row.discovered = len(seeds)
@@ -252,8 +259,7 @@ class Crawler:
         row.discovered = len(new)
         self._fetch(row, targets[new])
         live = np.sort(new[targets[new] < self._corpus.n_pages])
-        assert self._scores is not None
-        row.mean_score_discovered = mean_score(self._scores.scores(targets[live]))
+        row.mean_score_discovered = self._mean_score(targets[live])
         return live
 
     def _crawl_batch(self, row: Iteration) -> None:
@@ -296,13 +302,18 @@ class Crawler:
         self._priority.append(np.concatenate(priorities) if priorities else np.empty(0, dtype=np.float32))
         self._n_crawled += len(pages)
         row.crawled = len(pages)
-        self._host_seen[self._corpus.host_ids[pages]] = True
+        live = pages[pages < self._corpus.n_pages]  # all of them, but in mode `released`
+        self._host_seen[self._corpus.host_ids[live]] = True
         if self._scores is not None:
-            scores = self._scores.scores(pages)
+            scores = self._scores.scores(live)
             scored = scores[~np.isnan(scores)].tolist()
             row.mean_score_crawled = mean_score(scores)
             self._score_sum += math.fsum(scored)
             self._score_count += len(scored)
+
+    def _mean_score(self, pages: Targets) -> float | None:
+        assert self._scores is not None
+        return mean_score(self._scores.scores(pages))
 
     def _result(self, stop: str) -> Crawl:
         waiting, waiting_priority = self._frontier.entries()

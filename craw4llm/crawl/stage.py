@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact, Result
-from craw4llm.configs import CrawlConfig
+from craw4llm.configs import KNOWLEDGE, CrawlConfig
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.loop import Budget, Crawl, Crawler, mean_score
+from craw4llm.crawl.released import ReleasedCrawler, sample_seeds
 from craw4llm.crawl.seeds import draw_seeds, read_seeds
 from craw4llm.crawl.trace import write_trace
 from craw4llm.errors import ArtifactError, ConfigError
@@ -31,13 +32,20 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
         require_same_corpus(inputs["match"], inputs["corpus"])
         fetches = max(fetches or 0, int(inputs["match"].count("fetches")))
     budget = Budget(pages=config.budget_pages, fetches=fetches)
-    seeds = read_seeds(Path(config.seeds.path), corpus) if config.seeds else draw_seeds(corpus, config.seed_count, config.seed_set)
+    released = config.mode == "released"
+    if released:
+        assert config.seeds is not None, "CrawlConfig.check lets no such config through"
+        _require_released_scores(config, inputs)
+        ghosts = KNOWLEDGE[config.policy] != "target_text"
+        seeds = sample_seeds(Path(config.seeds.path), corpus, config.batch_pages, config.rng_seed, ghosts=ghosts)
+    else:
+        seeds = read_seeds(Path(config.seeds.path), corpus) if config.seeds else draw_seeds(corpus, config.seed_count, config.seed_set)
     total, unit = (budget.fetches, "request") if budget.fetches is not None else (budget.pages or 0, "page")
     with (
         PageScores(inputs["corpus"], inputs["scorer"], execution) if "scorer" in inputs else nullcontext() as page_scores,
         execution.progress(f"crawl {config.policy}", total=total, unit=unit) as progress,
     ):
-        crawler = Crawler(
+        crawler = (ReleasedCrawler if released else Crawler)(
             corpus,
             config.policy,
             page_scores,
@@ -45,13 +53,13 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             budget=budget,
             batch_pages=config.batch_pages,
             rng_seed=config.rng_seed,
-            rank=_rank(config.policy, inputs, corpus) if "rank" in inputs else None,
+            rank=_released_indegree(inputs, corpus, execution) if released else _rank(config.policy, inputs, corpus),
         )
         crawl = crawler.run(progress)
         pages = crawl.fetched[crawl.fetched < corpus.n_pages]
         scores = page_scores.scores(pages) if page_scores else None
-        write_trace(crawl, corpus, scores, out)
-        mean = mean_score(page_scores.scores(crawl.crawled)) if page_scores else None
+        write_trace(crawl, corpus, scores, out, ghosts=released)
+        mean = mean_score(page_scores.scores(crawl.crawled[crawl.crawled < corpus.n_pages])) if page_scores else None
     notes: dict[str, Any] = {
         "stop": crawl.stop,
         "seeds_unknown": seeds.unknown,
@@ -59,6 +67,10 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
         "seeds_repeated": seeds.repeated,
     }
     warnings = list(_warnings(crawl, config.policy, budget))
+    if released and crawl.stop == "exhausted":
+        warnings.append(
+            "the last iteration found nothing new to queue: there the released code ends with an error, whatever waits"
+        )
     if warnings:
         notes["warnings"] = warnings
     return Result(
@@ -96,8 +108,27 @@ def require_same_corpus(made_from: Artifact, corpus: Artifact) -> None:
         )
 
 
-def _rank(policy: str, inputs: Mapping[str, Artifact], corpus: Corpus) -> NDArray[np.float32]:
+def _require_released_scores(config: CrawlConfig, inputs: Mapping[str, Artifact]) -> None:
+    scorer = inputs.get("scorer")
+    if scorer is not None and "fasttext" in scorer.config["kind"] and scorer.config["reading"] != "released":
+        raise ConfigError("crawl: mode released orders by the released code's fastText scores; give its scorer reading='released'")
+
+
+def _released_indegree(inputs: Mapping[str, Artifact], corpus: Corpus, execution: Execution) -> NDArray[np.float32]:
+    """float32[n_targets]: counts of the input `rank` (a page that it does not know has 0), else the corpus' in-degrees; a ghost has 0."""
+    counts = np.zeros(corpus.n_targets, dtype=np.float32)
+    if "rank" in inputs:
+        with PageScores(corpus.artifact, inputs["rank"], execution) as given:
+            counts[: corpus.n_pages] = np.nan_to_num(given.scores(np.arange(corpus.n_pages)))
+    else:
+        counts[: corpus.n_pages] = corpus.indegree[: corpus.n_pages]
+    return counts
+
+
+def _rank(policy: str, inputs: Mapping[str, Artifact], corpus: Corpus) -> NDArray[np.float32] | None:
     """float32[n_targets]: the column of the input `rank`. Raises unless it is of the policy's kind and of the same corpus."""
+    if "rank" not in inputs:
+        return None
     artifact = inputs["rank"]
     if artifact.config["kind"] != policy:
         raise ConfigError(f"crawl: the policy {policy} is given the scorer {artifact.config['kind']} as its input `rank`; give it {policy}")

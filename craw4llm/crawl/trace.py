@@ -39,10 +39,11 @@ _ITERATIONS = pa.schema(
 )
 
 
-def write_trace(crawl: Crawl, corpus: Corpus, scores: NDArray[np.float32] | None, out: Path) -> None:
+def write_trace(crawl: Crawl, corpus: Corpus, scores: NDArray[np.float32] | None, out: Path, *, ghosts: bool = False) -> None:
     """Writes pages.parquet, dead_links.parquet and iterations.parquet.
 
-    scores: float32, of the fetched pages in fetch order; None where the crawl had no scorer.
+    scores: float32, of the fetched pages in fetch order; None where the crawl had no scorer. ghosts: targets without a page may have been
+    crawled (mode `released`), so dead_links.parquet has a column `crawl_rank`.
     """
     live = crawl.fetched < corpus.n_pages
     ranks = np.arange(len(crawl.fetched), dtype=np.uint64)
@@ -75,6 +76,9 @@ def write_trace(crawl: Crawl, corpus: Corpus, scores: NDArray[np.float32] | None
         "iteration": pa.array(crawl.fetched_in[~live], pa.uint32()),
         "fetch_rank": pa.array(ranks[~live], pa.uint64()),
     }
+    if ghosts:
+        rank, is_crawled = _look_up(dead, crawl.crawled)
+        columns["crawl_rank"] = pa.array(rank.astype(np.uint32), pa.uint32(), mask=~is_crawled)
     _write(pa.table(columns), out / "dead_links.parquet")
     _write(pa.Table.from_pylist([asdict(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
 

@@ -63,6 +63,11 @@ def open_scorer(artifact: Artifact, device: str = "cpu") -> Scorer:
             from craw4llm.scoring.routes import RouteScorer
 
             return RouteScorer(artifact)
+        if about["reading"] != "clean":
+            from craw4llm.scoring.released import ReleasedFastTextScorer
+
+            text_normalize = about["reading"] == "released_normalized"
+            return ReleasedFastTextScorer(artifact.file("model.bin"), about["label"], text_normalize=text_normalize)
         return FastTextScorer(artifact.file("model.bin"), about["label"])
     if kind == "table":
         return TableScorer(artifact.file("table.parquet"))

@@ -93,10 +93,10 @@ def _fasttext(config: ScorerConfig, out: Path) -> dict[str, Any]:
     """scorer.json of the model in `out`, with the arrays of its route. Reads it with the library, so its self-check has passed."""
     library = FastTextScorer(out / "model.bin", config.label)
     if config.route == "library":
-        return {"kind": "fasttext", "label": config.label, "route": "library"}
+        return {"kind": "fasttext", "label": config.label, "route": "library", "reading": config.reading}
     from craw4llm.scoring.routes import write_route
 
-    return {"kind": "fasttext", **write_route(out, config.label, config.route, library)}
+    return {"kind": "fasttext", "reading": "clean", **write_route(out, config.label, config.route, library)}
 
 
 def _train(config: ScorerConfig, out: Path) -> Result:

@@ -1,0 +1,126 @@
+"""Mode `released`: the crawl of the released code (cxcscmu/Craw4LLM, `crawl.py crawl`), warts included, to compare with it.
+
+    crawl = ReleasedCrawler(corpus, policy, page_scores, seeds=sampled, budget=Budget(pages=60), batch_pages=6).run(progress)
+
+What differs from mode `paper` (spec: its sections 1.2 and 3.2):
+
+- `batch_pages` seeds are sampled from the lines of the seed file, scored and queued; the first batch is popped from them.
+- Whole batches: the crawl ends after the batch that reaches the budget, with up to batch_pages - 1 pages more.
+- A look-ahead policy drops targets that the corpus does not hold, and asks for them again whenever they are met: each time a fetch.
+- A policy that reads no text queues and crawls them like pages ("ghosts"; the released in-degree of one is 0).
+- An iteration that finds nothing new to queue ends the run, even with pages left in the queue: there the released code dies of a division
+  by zero, or of an empty list, in the means for its log. The lists up to there are the same.
+
+The fastText score is the released one where the scorer's config says reading="released" (craw4llm.scoring.released). In-degrees count
+anchors (repeats and self-links included) in the released code; the link graph of a corpus holds each pair once, so for equal lists the
+input `rank` must give the counts. The order of the released random policy depends on Python's hash seed: its speed can be compared,
+its pages cannot.
+"""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from craw4llm.corpus.reader import Corpus
+from craw4llm.corpus.urls import canonical_url
+from craw4llm.crawl.loop import Crawler, Iteration, Targets
+from craw4llm.crawl.policies import Seen
+from craw4llm.crawl.seeds import Seeds
+from craw4llm.errors import ConfigError, InputError
+
+
+def sample_seeds(path: Path, corpus: Corpus, count: int, seed: int, *, ghosts: bool) -> Seeds:
+    """The released code's sample: `random.sample` of the file's lines after `random.seed(seed)`, in the order drawn.
+
+    ghosts: whether targets without a page may be seeds (a policy that reads no text). InputError for fewer lines than `count`, and for a
+    sample with a repeated line, which the released code would crawl and count twice.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"seeds: {path} cannot be read: {error}") from error
+    if len(lines) < count:
+        raise InputError(
+            f"seeds: {path} has {len(lines)} lines; mode released samples batch_pages = {count} of them, so give at least as many"
+        )
+    drawn = random.Random(seed).sample(list(enumerate(lines, 1)), count)
+    urls = [canonical_url(line) or "" for _, line in drawn]
+    targets = corpus.find(urls)
+    dead = pc.index_in(pa.array(urls, type=pa.string()), value_set=corpus.dead_urls)
+    dead_rows = pc.fill_null(dead, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    is_ghost = (targets < 0) & (dead_rows >= 0)
+    if ghosts:
+        targets = np.where(is_ghost, corpus.n_pages + dead_rows, targets)
+    unknown = [entry for entry, target in zip(drawn, targets.tolist(), strict=True) if target < 0]
+    if ghosts and unknown:
+        raise InputError(
+            f"seeds: {path}, line {unknown[0][0]} ({unknown[0][1][:80]!r}) is neither a page nor a target of a link, but a policy that "
+            "reads no text would crawl it; remove the line"
+        )
+    known = targets[targets >= 0]
+    if len(np.unique(known)) < len(known):
+        raise InputError(f"seeds: {path} names a page more than once, which mode released would crawl and count twice; remove the repeats")
+    if not len(known):
+        raise InputError(f"seeds: none of the {count} lines sampled from {path} is a page of the corpus")
+    return Seeds(pages=known.astype(np.uint32), unknown=unknown)
+
+
+class ReleasedCrawler(Crawler):
+    """A Crawler in mode `released`. seeds: the sample, in any order."""
+
+    def _start(self, row: Iteration) -> None:
+        if self._corpus.heldout_mask.any():
+            raise ConfigError("crawl: mode released knows no held-out pages; give the corpus heldout_fraction=0")
+        if self._budget.fetches is not None:
+            raise ConfigError("crawl: mode released stops by pages crawled; give budget_pages alone")
+        self._meet(row, np.sort(self._seeds), np.zeros(len(self._seeds), dtype=np.int64))
+        self._pop(row)
+
+    def _go_on(self, row: Iteration) -> bool:
+        offsets, targets = self._corpus.outlinks(self._batch[self._batch < self._corpus.n_pages])
+        linking = np.flatnonzero(self._batch < self._corpus.n_pages)
+        source = np.repeat(linking, np.diff(offsets))
+        row.links = len(targets)
+        fresh = ~self._seen[targets]
+        distinct, first = np.unique(targets[fresh], return_index=True)
+        parents = self._batch[source[fresh][first]]
+        known = distinct < self._corpus.n_pages
+        if self._look_ahead:  # a missing page is not remembered
+            self._parent[distinct[known]] = parents[known]
+            self._depth[distinct[known]] = self._depth[parents[known]] + 1
+        else:
+            self._parent[distinct] = parents
+            self._depth[distinct] = self._depth[parents] + 1
+        row.new_targets = len(distinct)
+        if not self._meet(row, distinct, source[fresh][first]):
+            return False
+        self._pop(row)
+        return True
+
+    def _meet(self, row: Iteration, targets: Targets, linked_by: np.ndarray) -> bool:
+        """Scores (and for that fetches) distinct new targets and queues them; whether there was any. linked_by: place in the batch."""
+        if self._look_ahead:
+            self._fetch(row, targets[np.argsort(self._place[targets])])
+            live = targets < self._corpus.n_pages
+            targets, linked_by = targets[live], linked_by[live]
+        row.discovered = len(targets)
+        if not len(targets):
+            return False
+        self._seen[targets] = True
+        if self._look_ahead:
+            row.mean_score_discovered = self._mean_score(targets)
+        none = np.empty(0, dtype=np.float32)
+        rank = max(self._n_crawled - len(self._batch), 0) + linked_by
+        seen = Seen(targets=targets, first_rank=rank, link_target=none.astype(np.int64), link_score=none, mean_score=float("nan"))
+        self._frontier.push(self._place[targets], self._policy.priorities(seen))
+        return True
+
+    def _pop(self, row: Iteration) -> None:
+        places, priorities = self._frontier.pop(self._batch_pages)
+        targets = self._target[places]
+        if not self._look_ahead:
+            self._fetch(row, targets)
+        self._crawl(row, [targets], [priorities])
