@@ -1,4 +1,4 @@
-"""The command line: `craw4llm plan|run|show|verify|gc|fetch`, also `python -m craw4llm`.
+"""The command line: `craw4llm plan|run|show|diff|verify|gc|fetch|score`, also `python -m craw4llm`.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path
@@ -122,12 +122,38 @@ def run(
 
 @cli.command()
 @click.argument("name", required=False)
+@click.argument("fingerprint", required=False)
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="For a crawl: also write its plot to this file.")
 @click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
-def show(name: str | None, root: Path) -> None:
-    """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint."""
+def show(name: str | None, fingerprint: str | None, svg: Path | None, root: Path) -> None:
+    """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint.
+
+    `show crawl FINGERPRINT`: the iterations of a crawl, with a plot of its scores.
+    """
     from craw4llm import browse
 
-    click.echo(browse.show(name, root, names()))
+    if fingerprint is None:
+        click.echo(browse.show(name, root, names()))
+        return
+    if name != "crawl":
+        raise ConfigError(f"show {name} {fingerprint}: two arguments are for a crawl (`show crawl FINGERPRINT`); give one")
+    from craw4llm.crawl.show import describe, open_crawl, plot_svg
+
+    trace = open_crawl(root, fingerprint)
+    click.echo(describe(trace))
+    if svg is not None:
+        plot_svg(trace, svg)
+
+
+@cli.command()
+@click.argument("crawl_a")
+@click.argument("crawl_b")
+@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+def diff(crawl_a: str, crawl_b: str, root: Path) -> None:
+    """Compare two crawls of one corpus, named by their fingerprints: first divergence, overlap by rank, hosts, scores."""
+    from craw4llm.crawl.show import compare, open_crawl
+
+    click.echo(compare(open_crawl(root, crawl_a), open_crawl(root, crawl_b)))
 
 
 @cli.command()

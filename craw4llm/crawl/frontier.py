@@ -12,8 +12,6 @@ takes the smallest of the runs' heads. Where priorities move, the newest key of 
 when they come up. Measured on 2 cores: 690,000 pages a second at 100M pages for the simpler head-and-tail variant (numpy only).
 """
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -91,14 +89,12 @@ class Frontier:
         """All waiting targets in order; they stay."""
         return from_keys(self._all())
 
-    def save(self, path: Path) -> None:
-        """Writes what waits as one array of keys (.npy)."""
-        with path.open("wb") as stream:
-            np.save(stream, self._all())
+    def keys(self) -> Keys:
+        """uint64: the keys of all that wait, ascending. What `restore` takes."""
+        return self._all()
 
-    def restore(self, path: Path) -> None:
-        """Replaces the content by what `save` wrote."""
-        keys = np.load(path)
+    def restore(self, keys: Keys) -> None:
+        """Replaces the content by what `keys` gave."""
         self._runs = [keys] if len(keys) else []
         self._waiting = len(keys)
         if self._newest is not None:

@@ -15,8 +15,10 @@ A dead link costs a fetch and has no place in a batch: a look-ahead policy finds
 pop it. Held-out pages are never fetched; links to them are counted.
 """
 
+import json
 import math
-from dataclasses import dataclass, field
+import time
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +27,15 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
+from craw4llm.crawl.checkpoint import Checkpoints, State
 from craw4llm.crawl.frontier import Frontier
-from craw4llm.crawl.policies import FullGraph, Live, Policy, Seen, TargetText, make_policy
+from craw4llm.crawl.policies import FullGraph, Live, Policy, Seen, TargetText, make_policy, policy_state, restore_policy
 from craw4llm.errors import ConfigError
 from craw4llm.execution import Progress
 from craw4llm.scoring.memo import PageScores
 
 Targets = NDArray[np.uint32]
+CHECKPOINT_EVERY_S = 60.0  # a checkpoint of a crawl of 20 million pages is about 2 GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +150,19 @@ class Crawler:
         self._batch: Targets = np.empty(0, dtype=np.uint32)
         self._rows: list[Iteration] = []
 
-    def run(self, progress: Progress | None = None) -> Crawl:
+    def run(self, progress: Progress | None = None, checkpoints: Checkpoints | None = None, every_s: float = CHECKPOINT_EVERY_S) -> Crawl:
+        """Goes on from the farthest checkpoint that lies before the end of this crawl, if there is one, and writes one every `every_s`
+        seconds and before the iteration that may be the last."""
         stop = "exhausted"
+        saved = time.monotonic()
+        if checkpoints is not None and (state := checkpoints.newest(lambda *made: self._budget.left(*made) != (0, 0))) is not None:
+            self._restore(state)
+            if progress is not None:
+                progress.update(self._n_crawled if self._budget.fetches is None else self._n_fetched, note="from a checkpoint")
         while True:
+            if checkpoints is not None and self._rows and (time.monotonic() - saved >= every_s or self._nearly_done):
+                checkpoints.save(self._n_crawled, self._n_fetched, self._state())
+                saved = time.monotonic()
             row = Iteration(iteration=len(self._rows))
             self._rows.append(row)
             before = self._n_crawled, self._n_fetched
@@ -172,6 +186,47 @@ class Crawler:
     @property
     def _done(self) -> bool:
         return self._budget.left(self._n_crawled, self._n_fetched) == (0, 0)
+
+    @property
+    def _nearly_done(self) -> bool:
+        """Whether the next iteration reaches a budget in pages: a longer crawl would go on from before it."""
+        pages, fetches = self._budget.left(self._n_crawled, self._n_fetched)
+        return pages <= self._batch_pages and not fetches
+
+    def _state(self) -> State:
+        """The crawl between two iterations, in arrays; of the targets only what was met."""
+        met = np.flatnonzero(self._seen | self._fetched_mask).astype(np.uint32)
+        sums = (self._score_sum, float(self._score_count))
+        return {
+            "met": met,
+            "seen": self._seen[met],
+            "parent": self._parent[met],
+            "depth": self._depth[met],
+            "fetched": np.concatenate(self._fetched),
+            "crawled": np.concatenate(self._crawled),
+            "priority": np.concatenate(self._priority),
+            "batch": self._batch,
+            "sums": np.array(sums, dtype=np.float64),
+            "waiting": self._frontier.keys(),
+            "rows": np.frombuffer(json.dumps([asdict(row) for row in self._rows]).encode(), dtype=np.uint8),
+            **policy_state(self._policy, met),
+        }
+
+    def _restore(self, state: State) -> None:
+        met = state["met"]
+        self._seen[met] = state["seen"]
+        self._parent[met] = state["parent"]
+        self._depth[met] = state["depth"]
+        self._fetched, self._crawled, self._priority = [state["fetched"]], [state["crawled"]], [state["priority"]]
+        self._fetched_mask[state["fetched"]] = True
+        self._n_fetched, self._n_crawled = len(state["fetched"]), len(state["crawled"])
+        self._batch = state["batch"]
+        self._score_sum, self._score_count = float(state["sums"][0]), int(state["sums"][1])
+        self._frontier.restore(state["waiting"])
+        self._rows = [Iteration(**row) for row in json.loads(state["rows"].tobytes())]
+        live = state["crawled"][state["crawled"] < self._corpus.n_pages]
+        self._host_seen[self._corpus.host_ids[live]] = True
+        restore_policy(self._policy, met, state)
 
     def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None) -> Policy:
         n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]

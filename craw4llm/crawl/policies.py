@@ -11,9 +11,9 @@ pages that were fetched and for no others.
 The formulas are in docs/artifacts.md, "Policies".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +70,15 @@ class Seen:
 
 
 class Policy(Protocol):
-    """moves: whether a waiting target that is linked to again gets a new priority. reads_scores: of crawled parents, or of targets."""
+    """moves: whether a waiting target that is linked to again gets a new priority. reads_scores: of crawled parents, or of targets.
+
+    per_target: names of the attributes that hold one number for each target: what a checkpoint keeps of the policy.
+    """
 
     name: ClassVar[str]
     moves: ClassVar[bool]
     reads_scores: ClassVar[bool]
+    per_target: ClassVar[tuple[str, ...]]
 
     def priorities(self, seen: Seen) -> Priorities:
         """float32[len(seen.targets)]; the highest is crawled first, NaN comes last."""
@@ -87,6 +91,7 @@ class Quality:
     name: ClassVar[str] = "quality"
     moves: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = True
+    per_target: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, known: TargetText) -> None:
         self._scores = known.scores
@@ -101,6 +106,7 @@ class Indegree:
     name: ClassVar[str] = "indegree"
     moves: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = False
+    per_target: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, known: FullGraph) -> None:
         self._rank = known.rank
@@ -127,6 +133,7 @@ class BreadthFirst:
     name: ClassVar[str] = "breadth_first"
     moves: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = False
+    per_target: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, known: Live) -> None:
         pass
@@ -141,6 +148,7 @@ class Random:
     name: ClassVar[str] = "random"
     moves: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = False
+    per_target: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, known: Live) -> None:
         self._seed = known.rng_seed
@@ -155,6 +163,7 @@ class SeenIndegree:
     name: ClassVar[str] = "seen_indegree"
     moves: ClassVar[bool] = True
     reads_scores: ClassVar[bool] = False
+    per_target: ClassVar[tuple[str, ...]] = ("_count",)
 
     def __init__(self, known: Live) -> None:
         self._count = np.zeros(known.n_targets, dtype=np.uint32)
@@ -170,6 +179,7 @@ class ParentFirst:
     name: ClassVar[str] = "parent_first"
     moves: ClassVar[bool] = True
     reads_scores: ClassVar[bool] = True
+    per_target: ClassVar[tuple[str, ...]] = ("_score",)
 
     def __init__(self, known: Live) -> None:
         self._score = np.full(known.n_targets, np.nan, dtype=np.float32)
@@ -189,6 +199,7 @@ class ParentMean:
     name: ClassVar[str] = "parent_mean"
     moves: ClassVar[bool] = True
     reads_scores: ClassVar[bool] = True
+    per_target: ClassVar[tuple[str, ...]] = ("_sum", "_count")
 
     def __init__(self, known: Live) -> None:
         self._sum = np.zeros(known.n_targets, dtype=np.float64)
@@ -210,6 +221,7 @@ class ParentMax:
     name: ClassVar[str] = "parent_max"
     moves: ClassVar[bool] = True
     reads_scores: ClassVar[bool] = True
+    per_target: ClassVar[tuple[str, ...]] = ("_score",)
     _better: ClassVar[np.ufunc] = np.fmax  # fmax and fmin pass over NaN
 
     def __init__(self, known: Live) -> None:
@@ -225,6 +237,17 @@ class ParentMin(ParentMax):
 
     name: ClassVar[str] = "parent_min"
     _better: ClassVar[np.ufunc] = np.fmin
+
+
+def policy_state(policy: Policy, targets: Targets) -> dict[str, NDArray[Any]]:
+    """What the policy knows of these targets (all that were met), for a checkpoint."""
+    return {f"policy{name}": getattr(policy, name)[targets] for name in policy.per_target}
+
+
+def restore_policy(policy: Policy, targets: Targets, state: Mapping[str, NDArray[Any]]) -> None:
+    """Gives a new policy what `policy_state` gave of another."""
+    for name in policy.per_target:
+        getattr(policy, name)[targets] = state[f"policy{name}"]
 
 
 _LIVE: tuple[Callable[[Live], Policy], ...] = (BreadthFirst, Random, SeenIndegree, ParentFirst, ParentMean, ParentMax, ParentMin)

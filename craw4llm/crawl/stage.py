@@ -3,6 +3,7 @@
 The work is in craw4llm.crawl.loop. This module opens the inputs, checks that they belong together, and counts.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,12 +15,15 @@ from numpy.typing import NDArray
 from craw4llm.artifact import Artifact, Result
 from craw4llm.configs import KNOWLEDGE, CrawlConfig
 from craw4llm.corpus.reader import Corpus
+from craw4llm.crawl.checkpoint import Checkpoints
 from craw4llm.crawl.loop import Budget, Crawl, Crawler, mean_score
 from craw4llm.crawl.released import ReleasedCrawler, sample_seeds
 from craw4llm.crawl.seeds import draw_seeds, read_seeds
 from craw4llm.crawl.trace import write_trace
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution
+from craw4llm.externals import ExternalDigests
+from craw4llm.fingerprint import fingerprint
 from craw4llm.scoring.memo import PageScores
 
 _MASS_TIE = 0.5  # share of the popped pages with one and the same priority, above which the manifest warns
@@ -55,7 +59,7 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             rng_seed=config.rng_seed,
             rank=_released_indegree(inputs, corpus, execution) if released else _rank(config.policy, inputs, corpus),
         )
-        crawl = crawler.run(progress)
+        crawl = crawler.run(progress, Checkpoints(execution.memo / f"crawl-{state_key(config, inputs)}"))
         pages = crawl.fetched[crawl.fetched < corpus.n_pages]
         scores = page_scores.scores(pages) if page_scores else None
         write_trace(crawl, corpus, scores, out, ghosts=released)
@@ -68,9 +72,7 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
     }
     warnings = list(_warnings(crawl, config.policy, budget))
     if released and crawl.stop == "exhausted":
-        warnings.append(
-            "the last iteration found nothing new to queue: there the released code ends with an error, whatever waits"
-        )
+        warnings.append("the last iteration found nothing new to queue: there the released code ends with an error, whatever waits")
     if warnings:
         notes["warnings"] = warnings
     return Result(
@@ -86,6 +88,13 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
         },
         notes=notes,
     )
+
+
+def state_key(config: CrawlConfig, inputs: Mapping[str, Artifact]) -> str:
+    """Names the checkpoints that crawls share which differ in their budgets alone."""
+    same = dataclasses.replace(config, budget_pages=1, budget_fetches=None, match_fetches=False)
+    prints = {name: artifact.fingerprint for name, artifact in inputs.items() if name != "match"}
+    return fingerprint("crawl checkpoint", config.version, same, prints, ExternalDigests(None))
 
 
 def estimate(config: CrawlConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
