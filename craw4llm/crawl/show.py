@@ -68,8 +68,8 @@ def compare(one: Trace, other: Trace) -> str:
     for letter, trace in (("A", one), ("B", other)):
         mean = trace.artifact.count("mean_score_crawled")
         score = "no scores" if mean is None else f"mean score crawled {mean:.4f}"
-        size = f"{trace.n_crawled:,} pages, {trace.n_fetches:,} fetches"
-        lines.append(f"{letter} {trace.artifact.fingerprint}  {trace.config['policy']}: {size}, {score}")
+        made = f"{trace.n_crawled:,} pages, {trace.n_fetches:,} fetches"
+        lines.append(f"{letter} {trace.artifact.fingerprint}  {trace.config['policy']}: {made}, {score}")
     configs = [dict(trace.config) for trace in (one, other)]
     for name in sorted(set(configs[0]) | set(configs[1])):
         if configs[0].get(name) != configs[1].get(name):
@@ -85,10 +85,8 @@ def compare(one: Trace, other: Trace) -> str:
     else:
         longer = "both end there" if len(first.crawled) == len(second.crawled) else "the other goes on"
         lines.append(f"crawled alike in all {shorter:,} pages that both crawled; {longer}")
-    lines += [
-        "",
-        f"{'first N pages':>13}  {'in both':>9}  {'share':>6}  {'hosts A':>8}  {'hosts B':>8}  {'in both':>8}  {'score A':>8}  {'score B':>8}",
-    ]
+    head = ("hosts A", "hosts B", "in both", "score A", "score B")
+    lines += ["", "  ".join([f"{'first N pages':>13}  {'in both':>9}  {'share':>6}", *(f"{name:>8}" for name in head)])]
     sizes = [step for step in _STEPS if step < shorter] + [shorter]
     for size in sizes:
         a, b = first.crawled[:size], second.crawled[:size]
