@@ -24,6 +24,7 @@ Policy = Literal[
     "parent_mean",
     "parent_max",
     "parent_min",
+    "predicted",
 ]
 Knowledge = Literal["target_text", "full_graph", "live"]
 
@@ -40,9 +41,10 @@ KNOWLEDGE: dict[str, Knowledge] = {
     "parent_mean": "live",
     "parent_max": "live",
     "parent_min": "live",
+    "predicted": "live",
 }
 NEEDS_RANK = frozenset({"pagerank", "harmonic"})
-NEEDS_SCORER = frozenset({"quality", "parent_first", "parent_mean", "parent_max", "parent_min"})
+NEEDS_SCORER = frozenset({"quality", "parent_first", "parent_mean", "parent_max", "parent_min", "predicted"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -287,7 +289,8 @@ class CrawlConfig(Config):
     Mode "released" is the crawl of the released code with its warts (craw4llm.crawl.released); its --seed is `rng_seed`, 42 there.
 
     seeds: a file with one URL a line; without it `seed_count` pages drawn by a hash of (seed_set, URL).
-    rng_seed: of the random policy.
+    rng_seed: of the random policy, and of what `predicted` explores. explore_share: share of the targets that `predicted` crawls as soon as
+        it meets them.
     """
 
     stage: ClassVar[str] = "crawl"
@@ -303,8 +306,11 @@ class CrawlConfig(Config):
     seed_count: int = 50
     seed_set: int = 0
     rng_seed: int = 0
+    explore_share: float = 0.05
 
     def check(self) -> None:
+        if not 0 <= self.explore_share < 1:
+            raise self.refuse("explore_share", "at least 0 and under 1")
         if self.policy not in get_args(Policy):
             raise self.refuse("policy", f"one of {', '.join(get_args(Policy))}")
         if self.mode not in ("paper", "released"):

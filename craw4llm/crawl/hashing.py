@@ -18,6 +18,11 @@ def uniform(seed: int, ids: ArrayLike) -> NDArray[np.float32]:
     return (hash_ids(seed, ids) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
+def hash_bytes(data: bytes) -> int:
+    """63 bits of BLAKE2b."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
 def hash_text(seed: int, text: str) -> bytes:
     """16 bytes: BLAKE2b of the seed and a text."""
     return hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=16).digest()

@@ -18,7 +18,7 @@ pop it. Held-out pages are never fetched; links to them are counted.
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.checkpoint import Checkpoints, State
 from craw4llm.crawl.frontier import Frontier
-from craw4llm.crawl.policies import FullGraph, Live, Policy, Seen, TargetText, make_policy, policy_state, restore_policy
+from craw4llm.crawl.policies import FullGraph, Learner, Live, Policy, Seen, TargetText, make_policy, policy_state, restore_policy
 from craw4llm.errors import ConfigError
 from craw4llm.execution import Progress
 from craw4llm.scoring.memo import PageScores
@@ -112,7 +112,7 @@ class Crawler:
 
     seeds: uint32, distinct ids of live pages that are not held out, in the order of crawling. page_scores: needed by policies that
     read scores; with it, the scores of crawled pages are kept for any policy. rng_seed: of the random policy. rank: float32[n_targets], for
-    the policies pagerank and harmonic.
+    the policies pagerank and harmonic. explore_share: of the policy predicted.
     """
 
     def __init__(
@@ -126,13 +126,14 @@ class Crawler:
         batch_pages: int,
         rng_seed: int = 0,
         rank: NDArray[np.float32] | None = None,
+        explore_share: float = 0.05,
     ) -> None:
         n = corpus.n_targets
         self._corpus, self._scores = corpus, page_scores
         self._budget, self._batch_pages = budget, batch_pages
         self._seeds = seeds
         self._fetched_mask = np.zeros(n, dtype=np.bool_)
-        self._policy = self._make_policy(policy, rng_seed, rank)
+        self._policy = self._make_policy(policy, rng_seed, rank, explore_share)
         self._look_ahead = KNOWLEDGE[policy] == "target_text"
         self._place = url_places(corpus)
         self._target = np.empty(n, dtype=np.uint32)
@@ -228,7 +229,7 @@ class Crawler:
         self._host_seen[self._corpus.host_ids[live]] = True
         restore_policy(self._policy, met, state)
 
-    def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None) -> Policy:
+    def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None, explore_share: float) -> Policy:
         n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]
         if knowledge == "full_graph":
             known: Live = FullGraph(n, rng_seed, self._corpus.indegree if rank is None else rank)
@@ -236,7 +237,7 @@ class Crawler:
             known = TargetText(n, rng_seed, self._scores_of_fetched)
         else:
             known = Live(n, rng_seed)
-        policy = make_policy(name, known)
+        policy = make_policy(name, known, explore_share=explore_share)
         if policy.reads_scores and self._scores is None:
             raise ConfigError(f"crawl: the policy {name} orders pages by scores; give the crawl the input `scorer`")
         return policy
@@ -266,6 +267,14 @@ class Crawler:
 
     def _follow_links(self, row: Iteration) -> None:
         """Follows the links of the last batch: discovers targets, and moves the priorities of known ones."""
+        learner = self._policy if isinstance(self._policy, Learner) else None
+        if learner is not None:
+            fetched = self._fetched_last()
+            worth = np.zeros(len(fetched), dtype=np.float32)
+            live = fetched < self._corpus.n_pages
+            assert self._scores is not None
+            worth[live] = np.nan_to_num(self._scores.scores(fetched[live]))
+            learner.learn(fetched, worth)
         offsets, targets = self._corpus.outlinks(self._batch)
         source = np.repeat(np.arange(len(self._batch)), np.diff(offsets))
         heldout = self._corpus.heldout_mask[targets]
@@ -287,6 +296,9 @@ class Crawler:
             distinct, first = distinct[rows], first[rows]
         else:
             row.discovered = row.new_targets
+        if learner is not None and len(self._frontier) and learner.is_due():
+            waiting = self._target[self._frontier.entries()[0]]
+            self._frontier.push(self._place[waiting], learner.renewed(waiting))
         if not len(distinct):
             return
         moves = self._policy.moves
@@ -298,7 +310,28 @@ class Crawler:
             link_score=self._scores_of_batch(source) if moves and self._policy.reads_scores else none,
             mean_score=self._score_sum / self._score_count if self._score_count else float("nan"),
         )
+        if learner is not None:
+            rows = np.flatnonzero(new)
+            seen = replace(seen, link_page=self._batch[source], new=rows, urls=self._urls(distinct[rows]), depth=self._depth[distinct])
         self._frontier.push(self._place[distinct], self._policy.priorities(seen))
+
+    def _fetched_last(self) -> Targets:
+        """The targets that the iteration before this one fetched, in fetch order."""
+        before = self._rows[-2]
+        left, parts = before.fetched + before.dead, []
+        for part in reversed(self._fetched):
+            if left <= 0:
+                break
+            parts.append(part[max(0, len(part) - left) :])
+            left -= len(part)
+        return np.concatenate(parts[::-1]) if parts else np.empty(0, dtype=np.uint32)
+
+    def _urls(self, targets: Targets) -> list[str]:
+        live = targets < self._corpus.n_pages
+        urls = np.empty(len(targets), dtype=object)
+        urls[live] = self._corpus.urls.take(targets[live]).to_pylist()
+        urls[~live] = self._corpus.dead_urls.take(targets[~live] - self._corpus.n_pages).to_pylist()
+        return list(urls)
 
     def _scores_of_batch(self, source: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores of the linking pages, which are crawled pages: float32[links]."""

@@ -11,9 +11,9 @@ pages that were fetched and for no others.
 The formulas are in docs/artifacts.md, "Policies".
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,9 @@ class Seen:
     links to it. The links to them, in the order of their pages' crawl ranks (empty arrays for
     policies whose priorities do not move): link_target int64, index into `targets`; link_score float32, score of the linking page
     (NaN: none). mean_score: mean score of all scored pages crawled so far; NaN where there is none.
+
+    For policies that learn: link_page uint32, the linking page of each link; new int64, rows of `targets` that are met for the first time;
+    urls, their canonical URLs; depth uint32[len(targets)], links from a seed.
     """
 
     targets: Targets
@@ -67,6 +70,10 @@ class Seen:
     link_target: NDArray[np.int64]
     link_score: NDArray[np.float32]
     mean_score: float
+    link_page: Targets = field(default_factory=lambda: np.empty(0, dtype=np.uint32))
+    new: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    urls: Sequence[str] = ()
+    depth: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, dtype=np.uint32))
 
 
 class Policy(Protocol):
@@ -239,22 +246,50 @@ class ParentMin(ParentMax):
     _better: ClassVar[np.ufunc] = np.fmin
 
 
+@runtime_checkable
+class Learner(Policy, Protocol):
+    """A policy that is told the scores of the pages crawled. whole: names of the arrays that a checkpoint keeps as they are."""
+
+    learns: ClassVar[bool]
+    whole: ClassVar[tuple[str, ...]]
+
+    def learn(self, fetched: Targets, worth: Priorities) -> None:
+        """What the last batch fetched, in fetch order. worth: a page's score; 0 for one without, and for a dead link."""
+        ...
+
+    def is_due(self) -> bool:
+        """Whether so much was learnt since the last `renewed` that all that wait should be estimated anew."""
+        ...
+
+    def renewed(self, waiting: Targets) -> Priorities:
+        """New priorities for all that wait."""
+        ...
+
+
 def policy_state(policy: Policy, targets: Targets) -> dict[str, NDArray[Any]]:
     """What the policy knows of these targets (all that were met), for a checkpoint."""
-    return {f"policy{name}": getattr(policy, name)[targets] for name in policy.per_target}
+    state = {f"policy{name}": getattr(policy, name)[targets] for name in policy.per_target}
+    if isinstance(policy, Learner):
+        state |= {f"policy{name}": getattr(policy, name) for name in policy.whole}
+    return state
 
 
 def restore_policy(policy: Policy, targets: Targets, state: Mapping[str, NDArray[Any]]) -> None:
     """Gives a new policy what `policy_state` gave of another."""
     for name in policy.per_target:
         getattr(policy, name)[targets] = state[f"policy{name}"]
+    if isinstance(policy, Learner):
+        for name in policy.whole:
+            getattr(policy, name)[...] = state[f"policy{name}"]
 
 
 _LIVE: tuple[Callable[[Live], Policy], ...] = (BreadthFirst, Random, SeenIndegree, ParentFirst, ParentMean, ParentMax, ParentMin)
 
 
-def make_policy(name: str, known: Live) -> Policy:
-    """The policy of this name with its knowledge. ConfigError if `known` is not exactly what configs.KNOWLEDGE grants it."""
+def make_policy(name: str, known: Live, *, explore_share: float = 0.05) -> Policy:
+    """explore_share: of the policy `predicted`.
+
+    The policy of this name with its knowledge. ConfigError if `known` is not exactly what configs.KNOWLEDGE grants it."""
     if name not in KNOWLEDGE:
         raise ConfigError(f"crawl: policy is {name!r}; expected one of {', '.join(KNOWLEDGE)}")
     granted = KNOWLEDGE_CLASS[KNOWLEDGE[name]]
@@ -267,4 +302,8 @@ def make_policy(name: str, known: Live) -> Policy:
         return Quality(known)
     if isinstance(known, FullGraph):
         return next(make for make in (Indegree, PageRank, Harmonic) if make.name == name)(known)
+    if name == "predicted":
+        from craw4llm.crawl.predicted import Predicted  # brings numba, which takes half a second
+
+        return Predicted(known, explore_share)
     return next(make for make in _LIVE if getattr(make, "name", "") == name)(known)

@@ -57,6 +57,7 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             budget=budget,
             batch_pages=config.batch_pages,
             rng_seed=config.rng_seed,
+            explore_share=config.explore_share,
             rank=_released_indegree(inputs, corpus, execution) if released else _rank(config.policy, inputs, corpus),
         )
         crawl = crawler.run(progress, Checkpoints(execution.memo / f"crawl-{state_key(config, inputs)}"))

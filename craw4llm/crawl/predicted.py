@@ -1,0 +1,293 @@
+"""The policy `predicted`: an online estimate of what a fetch is worth, from what is known before it.
+
+    policy.learn(fetched, worth)           what the last batch turned out to be
+    policy.priorities(seen)                estimates for targets that were linked to
+    policy.renewed(waiting)                new estimates for all that wait, when policy.is_due(): when enough was learnt
+
+A fetch is worth the score of its page; 0 where there is no page (a dead link), or one that cannot be scored and so is never kept.
+
+The model is linear in the features below, fitted by ridge regression to every target that was fetched after it was linked to, with its
+features as they were before its own worth was known: nothing is learnt from the answer. It corrects `parent_mean`: it is fitted to
+worth - parent mean, and shrinks to that while little is known. Features of a target:
+
+    parents     mean (shrunk as in `parent_mean`), highest and lowest score of the crawled pages that link here, and their number
+    siblings    mean worth of the fetches that were first met on the page that first linked here, and on the one that last did
+    host        mean worth and number of its fetches; `folder` the same for the URL up to its last slash, shrunk to the host's mean
+    words       mean and highest of the mean worths of the fetches whose paths have the same words
+    URL, depth  length, parts of the path, links from a seed
+    products    of the means with each other
+
+An `explore_share` of the targets, drawn by a hash of (rng_seed, target), is crawled as soon as it is met: what is learnt from them owes
+nothing to the model.
+
+Sums run in a fixed order in float64, and the normal equations are solved by a Cholesky decomposition of our own: no BLAS, so equal crawls
+on any machine. Estimates of waiting targets are renewed when the number of fetches has grown by a twentieth.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from craw4llm.crawl.hashing import hash_bytes, uniform
+from craw4llm.crawl.policies import Live, Priorities, Seen, Targets
+
+BUCKETS = 1 << 18  # of hosts, folders and words: a collision shares a mean
+WORDS = 6  # of a path at most, the last ones
+FEATURES = 26
+RIDGE = 2.0
+GROWTH = 1.05
+
+_PARTS = re.compile(r"[A-Za-z]+|[0-9]+")
+
+
+class Predicted:
+    """See the module's docstring. One array element a target, three sums a bucket."""
+
+    name: ClassVar[str] = "predicted"
+    moves: ClassVar[bool] = True
+    reads_scores: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
+    per_target: ClassVar[tuple[str, ...]] = (
+        "_sum",
+        "_count",
+        "_high",
+        "_low",
+        "_first",
+        "_last",
+        "_place",
+        "_shape",
+        "_child_sum",
+        "_child_count",
+    )
+    whole: ClassVar[tuple[str, ...]] = ("_means", "_counts", "_gram", "_moment", "_weights", "_progress")
+
+    def __init__(self, known: Live, explore_share: float) -> None:
+        n = known.n_targets
+        self._explore_share = explore_share
+        self._seed = known.rng_seed
+        self._sum = np.zeros(n, dtype=np.float64)
+        self._count = np.zeros(n, dtype=np.uint32)
+        self._high = np.full(n, np.nan, dtype=np.float32)
+        self._low = np.full(n, np.nan, dtype=np.float32)
+        self._first = np.full(n, n, dtype=np.uint32)  # n: never linked to
+        self._last = np.full(n, n, dtype=np.uint32)
+        self._place = np.zeros((n, 2 + WORDS), dtype=np.int32)  # buckets of host, folder and words; -1: none
+        self._shape = np.zeros((n, 3), dtype=np.float32)  # length of the URL, parts of its path, depth
+        self._child_sum = np.zeros(n, dtype=np.float64)
+        self._child_count = np.zeros(n, dtype=np.uint32)
+        self._means = np.zeros(BUCKETS, dtype=np.float64)  # sums of worths
+        self._counts = np.zeros(BUCKETS, dtype=np.float64)
+        self._gram = np.zeros((FEATURES, FEATURES), dtype=np.float64)
+        self._moment = np.zeros(FEATURES, dtype=np.float64)
+        self._weights = np.zeros(FEATURES, dtype=np.float64)
+        self._progress = np.zeros(3, dtype=np.float64)  # fetches: sum of their worth, number; number at the last renewal
+
+    def priorities(self, seen: Seen) -> Priorities:
+        targets = seen.targets
+        new = seen.new
+        if len(new):
+            ids = targets[new]
+            self._place[ids], self._shape[ids, :2] = _read_urls(seen.urls)
+            self._shape[ids, 2] = seen.depth[new]
+        linked = targets[seen.link_target]
+        _meet(linked, seen.link_page, seen.link_score, self._sum, self._count, self._high, self._low, self._first, self._last)
+        return self._estimate(targets)
+
+    def learn(self, fetched: Targets, worth: NDArray[np.float32]) -> None:
+        """What the last batch fetched, in fetch order, with what it was worth."""
+        values = worth.astype(np.float64)
+        linked = self._first[fetched] < len(self._first)  # all but seeds
+        rows = self._features(fetched[linked])
+        _accumulate(rows, values[linked] - rows[:, 1], self._gram, self._moment)
+        _remember(
+            fetched, values, linked, self._place, self._first, self._last,
+            self._means, self._counts, self._child_sum, self._child_count, self._progress,
+        )  # fmt: skip
+        self._weights[...] = _solve(self._gram, self._moment, RIDGE)
+
+    def is_due(self) -> bool:
+        return bool(self._progress[1] >= GROWTH * self._progress[2])
+
+    def renewed(self, waiting: Targets) -> Priorities:
+        self._progress[2] = self._progress[1]
+        return self._estimate(waiting)
+
+    def _estimate(self, targets: Targets) -> Priorities:
+        rows = self._features(targets)
+        estimate = (rows[:, 1] + _times(rows, self._weights)).astype(np.float32)
+        drawn = uniform(self._seed, targets)
+        estimate[drawn < self._explore_share] = np.inf
+        return estimate
+
+    def _features(self, targets: Targets) -> NDArray[np.float64]:
+        mean = self._progress[0] / self._progress[1] if self._progress[1] else 0.0
+        out = np.zeros((len(targets), FEATURES), dtype=np.float64)
+        _fill(
+            targets, mean, self._sum, self._count, self._high, self._low, self._first, self._last, self._place, self._shape,
+            self._means, self._counts, self._child_sum, self._child_count, out,
+        )  # fmt: skip
+        return out
+
+
+def _read_urls(urls: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """(buckets int32[n, 2 + WORDS], shape float32[n, 2]) of URLs."""
+    places = np.full((len(urls), 2 + WORDS), -1, dtype=np.int32)
+    shapes = np.empty((len(urls), 2), dtype=np.float32)
+    for row, url in enumerate(urls):
+        _, _, rest = url.partition("://")
+        host, _, path = rest.partition("/")
+        folder = rest.rpartition("/")[0]
+        words = _PARTS.findall(path.lower())[-WORDS:]
+        names = [f"h{host}", f"f{folder}", *(f"w{word}" for word in words)]
+        places[row, : len(names)] = [hash_bytes(name.encode()) % BUCKETS for name in names]
+        shapes[row] = len(url), path.count("/")
+    return places, shapes
+
+
+@numba.njit(cache=True)
+def _meet(targets: Any, pages: Any, scores: Any, total: Any, count: Any, high: Any, low: Any, first: Any, last: Any) -> None:
+    nobody = len(first)
+    for k in range(len(targets)):
+        t = targets[k]
+        if first[t] == nobody:
+            first[t] = pages[k]
+        last[t] = pages[k]
+        s = scores[k]
+        if np.isnan(s):
+            continue
+        total[t] += s
+        count[t] += 1
+        if not high[t] >= s:
+            high[t] = s
+        if not low[t] <= s:
+            low[t] = s
+
+
+@numba.njit(cache=True)
+def _fill(
+    targets: Any, mean: Any, total: Any, count: Any, high: Any, low: Any, first: Any, last: Any, place: Any, shape: Any,
+    means: Any, counts: Any, child_sum: Any, child_count: Any, out: Any,
+) -> None:  # fmt: skip
+    for k in range(len(targets)):
+        t = targets[k]
+        row = out[k]
+        parents = (total[t] + mean) / (count[t] + 1.0)
+        top = high[t] if count[t] else mean
+        bottom = low[t] if count[t] else mean
+        h, f = place[t, 0], place[t, 1]
+        host = (means[h] + 2.0 * mean) / (counts[h] + 2.0)
+        folder = (means[f] + 2.0 * host) / (counts[f] + 2.0)
+        words, best, n = 0.0, 0.0, 0
+        for w in range(2, place.shape[1]):
+            b = place[t, w]
+            if b >= 0:
+                value = (means[b] + 2.0 * mean) / (counts[b] + 2.0)
+                words += value
+                best = max(best, value)
+                n += 1
+        words = words / n if n else mean
+        best = best if n else mean
+        siblings, recent = parents, parents
+        if first[t] < len(first):
+            p, q = first[t], last[t]
+            siblings = (child_sum[p] + 2.0 * parents) / (child_count[p] + 2.0)
+            recent = (child_sum[q] + 2.0 * parents) / (child_count[q] + 2.0)
+        row[0] = 1.0
+        row[1] = parents
+        row[2] = top
+        row[3] = bottom
+        row[4] = np.log1p(np.float64(count[t]))
+        row[5] = siblings
+        row[6] = recent
+        row[7] = host
+        row[8] = np.log1p(counts[h])
+        row[9] = folder
+        row[10] = np.log1p(counts[f])
+        row[11] = words
+        row[12] = best
+        row[13] = shape[t, 0] / 100.0
+        row[14] = shape[t, 1] / 10.0
+        row[15] = np.log1p(np.float64(shape[t, 2]))
+        row[16] = folder * folder
+        row[17] = parents * parents
+        row[18] = folder * parents
+        row[19] = siblings * siblings
+        row[20] = siblings * folder
+        row[21] = words * words
+        row[22] = words * siblings
+        row[23] = top * top
+        row[24] = folder * np.log1p(counts[f])
+        row[25] = siblings * np.log1p(np.float64(child_count[first[t]] if first[t] < len(first) else 0))
+
+
+@numba.njit(cache=True)
+def _accumulate(rows: Any, values: Any, gram: Any, moment: Any) -> None:
+    d = rows.shape[1]
+    for k in range(len(rows)):
+        for i in range(d):
+            moment[i] += rows[k, i] * values[k]
+            for j in range(i + 1):
+                gram[i, j] += rows[k, i] * rows[k, j]
+
+
+@numba.njit(cache=True)
+def _remember(
+    fetched: Any, values: Any, linked: Any, place: Any, first: Any, last: Any,
+    means: Any, counts: Any, child_sum: Any, child_count: Any, progress: Any,
+) -> None:  # fmt: skip
+    for k in range(len(fetched)):
+        progress[0] += values[k]
+        progress[1] += 1.0
+        if not linked[k]:
+            continue
+        t = fetched[k]
+        for w in range(place.shape[1]):
+            b = place[t, w]
+            if b >= 0:
+                means[b] += values[k]
+                counts[b] += 1.0
+        p, q = first[t], last[t]
+        child_sum[p] += values[k]
+        child_count[p] += 1
+        if q != p:
+            child_sum[q] += values[k]
+            child_count[q] += 1
+
+
+@numba.njit(cache=True)
+def _solve(gram: Any, moment: Any, ridge: Any) -> Any:
+    """Weights that minimise squared error + ridge * squared weights (the constant's too), by Cholesky's method."""
+    d = len(moment)
+    lower = np.zeros((d, d), dtype=np.float64)
+    for i in range(d):
+        for j in range(i + 1):
+            total = gram[i, j] + (ridge if i == j else 0.0)
+            for k in range(j):
+                total -= lower[i, k] * lower[j, k]
+            lower[i, j] = np.sqrt(total) if i == j else total / lower[j, j]
+    half = np.zeros(d, dtype=np.float64)
+    for i in range(d):
+        total = moment[i]
+        for k in range(i):
+            total -= lower[i, k] * half[k]
+        half[i] = total / lower[i, i]
+    weights = np.zeros(d, dtype=np.float64)
+    for i in range(d - 1, -1, -1):
+        total = half[i]
+        for k in range(i + 1, d):
+            total -= lower[k, i] * weights[k]
+        weights[i] = total / lower[i, i]
+    return weights
+
+
+@numba.njit(cache=True)
+def _times(rows: Any, weights: Any) -> Any:
+    out = np.zeros(len(rows), dtype=np.float64)
+    for k in range(len(rows)):
+        for i in range(rows.shape[1]):
+            out[k] += rows[k, i] * weights[i]
+    return out
