@@ -18,6 +18,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from craw4llm.configs import (
     CorpusConfig,
     CrawlConfig,
     GraphMeasure,
+    Policy,
     ScorerConfig,
     SyntheticText,
     SyntheticWeb,
@@ -39,8 +41,8 @@ from craw4llm.stage import Planner, Stage, implementation
 
 SHARED = Path(os.environ.get("CRAW4LLM_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 SHARES = (0.05, 0.1, 0.2)
-PARENTS = ("parent_mean", "parent_max", "parent_first", "parent_min")
-POLICIES = ("predicted", *PARENTS, "seen_indegree", "breadth_first", "random", "indegree", "pagerank")
+PARENTS: tuple[Policy, ...] = ("parent_mean", "parent_max", "parent_first", "parent_min")
+POLICIES: tuple[Policy, ...] = ("predicted", *PARENTS, "seen_indegree", "breadth_first", "random", "indegree", "pagerank")
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's t, two-sided, by degrees of freedom
 
 
@@ -87,16 +89,16 @@ def worlds(options: argparse.Namespace) -> tuple[Stage, dict[str, Stage]]:
 def measure(build: Callable[[Stage], Artifact], web: Stage, scorer: Stage, seed_set: int) -> dict[tuple[str, float], tuple[float, int]]:
     """(policy, share of the pages) -> (mean score of the best N, fetches)."""
     n_pages = int(build(web).count("pages"))
-    common = {"batch_pages": 150, "seed_set": seed_set}
+    common: dict[str, Any] = {"batch_pages": 150, "seed_set": seed_set}
     largest = CrawlConfig(policy="quality", budget_pages=round(n_pages * SHARES[-1]), **common)
     quality = Stage(largest, corpus=web, scorer=scorer)
     reference = Trace(build(quality))
-    results = {}
+    results: dict[tuple[str, float], tuple[float, int]] = {}
     for policy in ("quality", *POLICIES):
         if policy == "quality":
             trace = reference
         else:
-            rank = {"rank": Stage(ScorerConfig(kind=policy, source=GraphMeasure()), corpus=web)} if policy in NEEDS_RANK else {}
+            rank = {"rank": Stage(ScorerConfig(kind="pagerank", source=GraphMeasure()), corpus=web)} if policy in NEEDS_RANK else {}
             config = CrawlConfig(policy=policy, match_fetches=True, **common)
             trace = Trace(build(Stage(config, corpus=web, scorer=scorer, match=quality, **rank)))
         for share in SHARES:

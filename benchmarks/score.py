@@ -12,6 +12,7 @@ Last line: JSON with projected_ratio, exact_ratio, library_ratio (rate of ours /
 """
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -100,7 +101,7 @@ def main() -> None:
             about = write_route(folder, "__label__hq", route, library)
             tables = _open(folder, about)
             scores[route] = tables.score(texts)[0]  # compiled, and the rows in memory
-            contenders[route] = lambda tables=tables: tables.score(texts)
+            contenders[route] = functools.partial(tables.score, texts)
         assert np.array_equal(scores["exact"], scores["library"]), "the exact route must give the library's bits"
         worst = float(np.abs(scores["projected"].astype(float) - scores["library"]).max())
         assert worst < 1e-6, worst
