@@ -183,6 +183,30 @@ def gc(delete: bool, forget: tuple[str, ...], root: Path) -> None:
 
 
 @cli.group()
+def score() -> None:
+    """Scorers: train a quality classifier."""
+
+
+@score.command("train")
+@click.option("--positive", multiple=True, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Good text.")
+@click.option("--negative", multiple=True, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Other text.")
+@click.option("--to", required=True, type=Path, help="Folder to write: model.bin, card.md, card.json.")
+@click.option("--heldout-share", default=0.1, show_default=True, help="Share of the texts that the card's figures come from.")
+@click.option("--dim", default=100, show_default=True)
+@click.option("--epochs", default=5, show_default=True)
+@click.option("--learning-rate", default=0.1, show_default=True)
+@click.option("--word-ngrams", default=2, show_default=True)
+@click.option("--buckets", default=2_000_000, show_default=True)
+@click.option("--min-count", default=1, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+def score_train(positive: tuple[Path, ...], negative: tuple[Path, ...], to: Path, **settings: Any) -> None:
+    """Train a DCLM-like fastText classifier from JSON lines, Parquet or plain text, and report how good it is on held-out text."""
+    from craw4llm.scoring.train import Settings, card_text, train_classifier
+
+    click.echo(card_text(train_classifier(positive, negative, to, Settings(**settings))))
+
+
+@cli.group()
 def fetch() -> None:
     """Get data from outside: the demo's web."""
 
