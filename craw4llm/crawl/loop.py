@@ -135,9 +135,13 @@ class Crawler:
         self._fetched_mask = np.zeros(n, dtype=np.bool_)
         self._policy = self._make_policy(policy, rng_seed, rank, explore_share)
         self._look_ahead = KNOWLEDGE[policy] == "target_text"
-        self._place = url_places(corpus)
-        self._target = np.empty(n, dtype=np.uint32)
-        self._target[self._place] = np.arange(n, dtype=np.uint32)
+        # Without dead links places are page ids, and the two arrays, 8 bytes a page, are not needed.
+        self._place: NDArray[np.uint32] | None = None
+        self._target: Targets | None = None
+        if n > corpus.n_pages:
+            self._place = url_places(corpus)
+            self._target = np.empty(n, dtype=np.uint32)
+            self._target[self._place] = np.arange(n, dtype=np.uint32)
         self._frontier = Frontier(n, moves=self._policy.moves)
         self._seen = np.zeros(n, dtype=np.bool_)  # V of Algorithm 1
         self._parent = np.zeros(n, dtype=np.uint32)
@@ -229,6 +233,12 @@ class Crawler:
         self._host_seen[self._corpus.host_ids[live]] = True
         restore_policy(self._policy, met, state)
 
+    def _places(self, targets: Targets) -> NDArray[np.uint32]:
+        return targets if self._place is None else self._place[targets]
+
+    def _targets(self, places: NDArray[np.uint32]) -> Targets:
+        return places if self._target is None else self._target[places]
+
     def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None, explore_share: float) -> Policy:
         n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]
         if knowledge == "full_graph":
@@ -284,7 +294,8 @@ class Crawler:
         closed = self._fetched_mask if self._policy.moves else self._seen
         open_links = ~heldout & ~closed[targets]
         targets, source = targets[open_links], source[open_links]
-        distinct, first, inverse = np.unique(targets, return_index=True, return_inverse=True)
+        moves = self._policy.moves
+        distinct, first, inverse = distinct_targets(targets, with_inverse=moves)
         new = ~self._seen[distinct]
         parents = self._batch[source[first[new]]]  # links are in the order of crawl ranks: the first linked first
         self._seen[distinct[new]] = True
@@ -297,23 +308,22 @@ class Crawler:
         else:
             row.discovered = row.new_targets
         if learner is not None and len(self._frontier) and learner.is_due():
-            waiting = self._target[self._frontier.entries()[0]]
-            self._frontier.push(self._place[waiting], learner.renewed(waiting))
+            waiting = self._targets(self._frontier.entries()[0])
+            self._frontier.push(self._places(waiting), learner.renewed(waiting))
         if not len(distinct):
             return
-        moves = self._policy.moves
         none = np.empty(0, dtype=np.float32)
         seen = Seen(
             targets=distinct,
             first_rank=self._n_crawled - len(self._batch) + source[first],
-            link_target=inverse if moves else np.empty(0, dtype=np.int64),
+            link_target=inverse,
             link_score=self._scores_of_batch(source) if moves and self._policy.reads_scores else none,
             mean_score=self._score_sum / self._score_count if self._score_count else float("nan"),
         )
         if learner is not None:
             rows = np.flatnonzero(new)
             seen = replace(seen, link_page=self._batch[source], new=rows, urls=self._urls(distinct[rows]), depth=self._depth[distinct])
-        self._frontier.push(self._place[distinct], self._policy.priorities(seen))
+        self._frontier.push(self._places(distinct), self._policy.priorities(seen))
 
     def _fetched_last(self) -> Targets:
         """The targets that the iteration before this one fetched, in fetch order."""
@@ -340,7 +350,8 @@ class Crawler:
 
     def _look_at(self, row: Iteration, targets: Targets, new: NDArray[np.int64]) -> NDArray[np.int64]:
         """Fetches the targets at the rows `new`, in the order of places, up to the end of the crawl. Returns the rows that are live."""
-        new = new[np.argsort(self._place[targets[new]])]
+        if self._place is not None:  # else they are in the order of places already
+            new = new[np.argsort(self._place[targets[new]])]
         pages_left, fetches_left = self._budget.left(self._n_crawled, self._n_fetched)
         if pages_left == 0:
             new = new[:fetches_left]
@@ -366,7 +377,7 @@ class Crawler:
             places, some = self._frontier.pop(count)
             if not len(places):  # the crawl ends here, or the frontier is empty
                 break
-            targets = self._target[places]
+            targets = self._targets(places)
             is_live = targets < self._corpus.n_pages
             if not self._look_ahead:
                 self._fetch(row, targets)
@@ -414,11 +425,28 @@ class Crawler:
             priority=np.concatenate(self._priority),
             parent=self._parent,
             depth=self._depth,
-            waiting=self._target[waiting],
+            waiting=self._targets(waiting),
             waiting_priority=waiting_priority,
             stop=stop,
             iterations=self._rows,
         )
+
+
+def distinct_targets(targets: Targets, *, with_inverse: bool) -> tuple[Targets, NDArray[np.int64], NDArray[np.int64]]:
+    """(distinct targets, ascending; first position of each; index of each position's target, empty unless asked for).
+
+    What np.unique gives, by a sort of packed (target, position) keys: 5 times as fast as its stable argsort.
+    """
+    keys = (targets.astype(np.uint64) << np.uint64(32)) | np.arange(len(targets), dtype=np.uint64)
+    keys.sort()
+    sorted_targets = (keys >> np.uint64(32)).astype(np.uint32)
+    begins = np.ones(len(keys), dtype=np.bool_)
+    begins[1:] = sorted_targets[1:] != sorted_targets[:-1]
+    positions = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    inverse = np.empty(len(keys) if with_inverse else 0, dtype=np.int64)
+    if with_inverse:
+        inverse[positions] = np.cumsum(begins) - 1
+    return sorted_targets[begins], positions[begins], inverse
 
 
 def mean_score(scores: NDArray[np.float32]) -> float | None:

@@ -103,7 +103,7 @@ class ReleasedCrawler(Crawler):
     def _meet(self, row: Iteration, targets: Targets, linked_by: np.ndarray) -> bool:
         """Scores (and for that fetches) distinct new targets and queues them; whether there was any. linked_by: place in the batch."""
         if self._look_ahead:
-            self._fetch(row, targets[np.argsort(self._place[targets])])
+            self._fetch(row, targets[np.argsort(self._places(targets))])
             live = targets < self._corpus.n_pages
             targets, linked_by = targets[live], linked_by[live]
         row.discovered = len(targets)
@@ -115,12 +115,12 @@ class ReleasedCrawler(Crawler):
         none = np.empty(0, dtype=np.float32)
         rank = max(self._n_crawled - len(self._batch), 0) + linked_by
         seen = Seen(targets=targets, first_rank=rank, link_target=none.astype(np.int64), link_score=none, mean_score=float("nan"))
-        self._frontier.push(self._place[targets], self._policy.priorities(seen))
+        self._frontier.push(self._places(targets), self._policy.priorities(seen))
         return True
 
     def _pop(self, row: Iteration) -> None:
         places, priorities = self._frontier.pop(self._batch_pages)
-        targets = self._target[places]
+        targets = self._targets(places)
         if not self._look_ahead:
             self._fetch(row, targets)
         self._crawl(row, [targets], [priorities])

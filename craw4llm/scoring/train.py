@@ -3,15 +3,15 @@
     card = train_classifier([Path("good.jsonl")], [Path("web.jsonl.gz")], Path("out"), Settings())
     out/model.bin   out/card.json   out/card.md
 
-Files: JSON lines (`text`, and `source` where a file mixes several), `.gz` or not; Parquet with the same columns; or plain text, one document
-a line. A document's source is its `source`, else the file's name without its endings.
+Files: JSON lines (`text`, and `source` where a file mixes several), `.gz` or not; Parquet with the same columns; or plain text, one
+document a line. A document's source is its `source`, else the file's name without its endings.
 
 Texts are read as the fastText scorer reads them (craw4llm.scoring.scorer). Empty texts are dropped, repeated ones kept once, and texts that
 stand on both sides are dropped from both: all counted. A tenth is held out by a hash of the text. The settings are fastText's own with word
 bigrams, like those of DCLM's classifier (Li et al., DataComp-LM, 2024), on one thread with a fixed seed: equal text, equal model.
 
-The card gives precision, recall and AUC on the held-out texts, by source too, and the **leak**: how many held-out texts have half or more of
-their runs of 13 words in the training text as well (near-copies, shared templates). A high AUC beside a large leak says little.
+The card gives precision, recall and AUC on the held-out texts, by source too, and the **leak**: how many held-out texts have half or more
+of their runs of 13 words in the training text as well (near-copies, shared templates). A high AUC beside a large leak says little.
 """
 
 import dataclasses
@@ -135,7 +135,7 @@ def card_text(card: dict[str, Any]) -> str:
     lines = [
         "# A fastText quality classifier",
         "",
-        f'The score is P(`{settings["positive_label"]}`). Use: `ScorerConfig(kind="fasttext", label="{settings["positive_label"]}", ...)`.',
+        f"The score is P(`{label}`). Use: `ScorerConfig(kind='fasttext', label='{label}', source=External(...))`.",
         "",
         f"Trained on {card['training']['positive']:,} positive and {card['training']['negative']:,} negative texts. Dropped: "
         + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in card["dropped"].items())

@@ -20,6 +20,7 @@ import pytest
 from craw4llm.configs import KNOWLEDGE, NEEDS_RANK, NEEDS_SCORER, CorpusConfig, CrawlConfig, GraphMeasure, ScorerConfig, SyntheticWeb
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import uniform
+from craw4llm.crawl.loop import distinct_targets
 from craw4llm.crawl.trace import Trace
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.fingerprint import External
@@ -483,3 +484,13 @@ def test_a_rank_must_be_of_the_policys_kind_and_corpus(random_web, shared_build,
         Stage(CrawlConfig(policy="pagerank", budget_pages=1), corpus=web)
     with pytest.raises(ConfigError, match="exactly when the input `rank` is given"):
         Stage(CrawlConfig(policy="indegree", budget_pages=1), corpus=web, rank=ranked)
+
+
+def test_distinct_targets_are_those_of_np_unique():
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 7, 5000):
+        targets = rng.integers(0, 1 + size // 3, size).astype(np.uint32) * np.uint32(700_001)
+        expected = np.unique(targets, return_index=True, return_inverse=True)
+        for got, wanted in zip(distinct_targets(targets, with_inverse=True), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        assert len(distinct_targets(targets, with_inverse=False)[2]) == 0
