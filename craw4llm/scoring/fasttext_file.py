@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from craw4llm.errors import InputError
+from craw4llm.scoring import kernels
 
 _MAGIC, _VERSION = 793712314, 12
 _SOFTMAX, _SUPERVISED = 3, 3  # fastText's enums loss_name and model_name
@@ -77,8 +78,7 @@ class Parts:
         for start in range(0, self.rows, _CHUNK_ROWS):
             stop = min(start + _CHUNK_ROWS, self.rows)
             part = dense[start:stop] if dense is not None else self.quantised.decode(start, stop)  # type: ignore[union-attr]
-            # einsum without BLAS: the same sums on any machine
-            result[start:stop] = np.einsum("ij,j->i", part.astype(np.float64), direction)
+            kernels.dot_rows(part, direction, result[start:stop])
         return result
 
 

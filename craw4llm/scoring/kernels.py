@@ -213,6 +213,16 @@ def rows_of(data, start, stop, slots, blob, word_at, ngrams, buckets, pruned, pr
 
 
 @numba.njit(cache=True, nogil=True)
+def dot_rows(rows, direction, out):
+    """out float32[n] = rows float32[n, dim] . direction float64[dim], summed in float64 from the left: the same on any machine."""
+    for k in range(len(rows)):
+        total = 0.0
+        for j in range(len(direction)):
+            total += rows[k, j] * direction[j]
+        out[k] = total
+
+
+@numba.njit(cache=True, nogil=True)
 def project(data, offsets, slots, blob, word_at, ngrams, buckets, pruned, prefix, end, projection, out, words_out):
     """out float64[texts]: mean of the projection over the text's rows (NaN: it reads none). words_out int64[texts]: words of each."""
     longest = 0
