@@ -15,6 +15,7 @@ from training.evaluation.aggregate import aggregate, centered
 from training.evaluation.likelihood import Batching, score_prompts, score_task, token_losses
 from training.evaluation.prompts import EncodedPrompt, encode_prompt, prompts
 from training.evaluation.tasks import CORE, TASKS
+from training.model import Branches
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +145,9 @@ def test_equal_inputs_share_a_row_and_batches_keep_to_the_budget():
     shapes: list[tuple[int, ...]] = []
 
     class Counting(Mixer):
-        def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        def hidden(self, tokens: torch.Tensor, branches: Branches | None = None) -> torch.Tensor:
             shapes.append(tuple(tokens.shape))
-            return super().hidden(tokens)
+            return super().hidden(tokens, branches)
 
     model = Counting()
     stem = np.arange(1, 21)
