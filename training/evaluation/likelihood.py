@@ -265,7 +265,7 @@ def _layout(batch: Sequence[_Row]) -> tuple[torch.Tensor, Branches | None, list[
     position = torch.arange(width + behind).expand(len(batch), -1).clone()
     position[:, width:] = 0
     branch_of = torch.full((len(batch), behind), -1)
-    starts = []
+    starts: list[list[int]] = []
     for number, row in enumerate(batch):
         tokens[number, : len(row.beginning)] = torch.from_numpy(row.beginning)
         column = width

@@ -14,12 +14,12 @@ in `notes`, so that nobody has to guess which way was taken.
 import contextlib
 import dataclasses
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer as Engine
 
@@ -32,6 +32,9 @@ from training.model import Branches, Transformer
 DCLM_CONTEXT = 2048  # max_seq_len of DCLM's evaluation; longer contexts would crop less and give other numbers
 PROBE_TOLERANCE = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 2.5e-1}  # nats, of the largest log-probability that matters in the probe
 PROBE_LENGTH = 24
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")  # of transformers' configs
+WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
+END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>")
 
 
 class TorchModel:
@@ -63,6 +66,9 @@ class TransformersModel:
         self._model = model.to(device).eval()
         self._head = model.get_output_embeddings()
         self._body = getattr(model, getattr(model, "base_model_prefix", "") or "model", None)
+        # transformers 5.24 calls it "cache", older versions "past_key_values".
+        takes = inspect.signature((self._body or model).forward).parameters
+        self._cache = "cache" if "cache" in takes else "past_key_values"
         self.vocab_size = int(self._head.weight.shape[0]) if self._head is not None else int(model.config.vocab_size)
         self.context = context
         self.device = device
@@ -82,7 +88,7 @@ class TransformersModel:
             mask = torch.zeros(branches.sees_B1QT.shape, dtype=first.dtype, device=self.device).masked_fill(~branches.sees_B1QT, unseen)
             rest, _ = self._states(
                 input_ids=tokens[:, branches.width :],
-                past_key_values=cache,
+                **{self._cache: cache},
                 attention_mask=mask,
                 position_ids=branches.position_BT[:, branches.width :],
                 use_cache=True,
@@ -97,7 +103,7 @@ class TransformersModel:
 
     def _states(self, **given: Any) -> tuple[torch.Tensor, Any]:
         out = (self._model if self._body is None else self._body)(**given)
-        return (out.logits if self._body is None else out.last_hidden_state), getattr(out, "past_key_values", None)
+        return (out.logits if self._body is None else out.last_hidden_state), getattr(out, self._cache, None)
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -128,6 +134,10 @@ class TransformersModel:
         def branched() -> torch.Tensor:
             return self.logits(self.hidden(tokens, Branches(width, position, sees)))[:, width + split :]
 
+        window = next((w for name in WINDOW_NAMES if isinstance(w := getattr(self._model.config, name, None), int)), None)
+        if window is not None and window < self.context:  # longer than the probe, so the probe might not show it
+            self.notes.append(f"it attends to windows of {window} tokens: options are scored one by one")
+            return
         self.takes_branches = self._agrees(branched, torch.stack(expected), tolerance)
         if not self.takes_branches:
             self.notes.append("its cache does not take several branches behind one beginning: options are scored one by one")
@@ -227,7 +237,7 @@ def _open_transformers(
 ) -> tuple[TransformersModel, Any, int | None, int]:
     if Path(where).exists() and not (Path(where) / "config.json").is_file():
         raise InputError(
-            f"{where} holds no model: expected {MODEL} and {CONFIG} of a train artifact, or the config.json and weights of a transformers model"
+            f"{where} holds no model: expected {MODEL} and {CONFIG} of a train artifact, or config.json and weights of a transformers model"
         )
     try:
         import transformers

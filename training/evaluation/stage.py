@@ -231,7 +231,7 @@ def _context(config: EvaluateConfig, model: "TorchModel") -> int:
 
 def _rejects(items: pa.Table, files: Mapping[str, TaskFile]) -> pa.Table:
     """Bad lines of the files, and items that could not be scored, by task and line."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"task": label, "item": reject.line, "reason": reject.reason, "counted_as_wrong": False}
         for label, file in files.items()
         for reject in file.rejects

@@ -10,6 +10,7 @@ is encoded while the model works on the one before.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -94,7 +95,8 @@ def blocks(files: Mapping[str, TaskFile], seed: int) -> Iterator[list[tuple[str,
 def run_items(files: Mapping[str, TaskFile], scorer: Scorer, parts: Parts, done: Callable[..., None] | None = None) -> int:
     """Scores this rank's parts of all items that are not there yet; returns the number of parts of all ranks.
 
-    done: called with a number of items, and note=label; items of other ranks count as done in passing. Raises StageError where more than MAX_BAD_SHARE of a task's losses are not finite.
+    done: called with a number of items, and note=label; items of other ranks count as done in passing. Raises StageError where more
+    than MAX_BAD_SHARE of a task's losses are not finite.
     """
     broken: dict[str, int] = {}
     count = 0
@@ -212,15 +214,15 @@ def run_pages(pages: HeldoutPages, scorer: Scorer, end_of_text_id: int, parts: P
             size = 0
         size += len(tokens)
     cuts = [*dict.fromkeys([*cuts, len(pages.page)])]
-    for number, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
         if parts.mine("pages", number):
             some = HeldoutPages(page=pages.page[start:stop], n_bytes=pages.n_bytes[start:stop], tokens=pages.tokens[start:stop])
             nats = page_losses(some, scorer.model, end_of_text_id, scorer.context, scorer.batching, done)
             bad = np.flatnonzero(~np.isfinite(nats))
             if len(bad):
                 raise StageError(
-                    f"evaluate: the loss of held-out page {some.page[bad[0]]} is {nats[bad[0]]} (and of {len(bad) - 1} others of its part): the "
-                    "model's weights or activations are not finite; look at its training"
+                    f"evaluate: the loss of held-out page {some.page[bad[0]]} is {nats[bad[0]]}, and those of {len(bad) - 1} others are no better: "
+                    "the model's weights or activations are not finite; look at its training"
                 )
             parts.write("pages", number, pa.table({"nll": nats}, schema=PAGE_NATS))
         elif done is not None:

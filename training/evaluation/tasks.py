@@ -162,8 +162,8 @@ _FIELDS: dict[Kind, Mapping[str, type]] = {
     "lm": {"context": str, "continuation": str},
     "schema": {"context_options": list, "continuation": str, "gold": int},
 }
-# Tokens that the model reads for the 23 full files, shared beginnings once: 105,000 items of the mean lengths in DCLM's set-up (GPT-NeoX ids,
-# context 2048) come to about 190 million tokens one sequence per option, of which sharing leaves about 76 million. An estimate.
+# Tokens that the model reads for the 23 full files, shared beginnings once. An estimate: with GPT-NeoX ids and a context of 2048 one sequence
+# per option comes to about 190 million, of which sharing leaves about 76 million.
 SUITE_TOKENS = 76_000_000
 TASKS: dict[str, Task] = {task.label: task for task in _TABLE}
 CORE: tuple[str, ...] = tuple(label for label in TASKS if label != "mmlu_fewshot")
