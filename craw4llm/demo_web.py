@@ -386,7 +386,8 @@ def _fill_real(partial: Path, report: Report) -> str:
     _write_json(partial / "web" / WEB_JSON, {"kind": "html_tree", "origin": origin, "sites": sites})
     chosen_lines = sorted((line for label in lines for line in sorted(lines[label], key=_order)[:taken]), key=_order)
     comments = [
-        f"# origin: prose (hq) and lists (cc) from {len(text_from)} documentation packages of {system}, none of them in the web: {', '.join(text_from)}",
+        f"# origin: prose (hq) and lists (cc) from {len(text_from)} documentation packages of {system}, none of them in the web: "
+        + ", ".join(text_from),
         "# licence: each package's own, all free by the Debian Free Software Guidelines; see its copyright file",
         "# a stand-in for the training data of DCLM's classifier: hq is tutorial and handbook text, cc is references and release notes",
     ]
@@ -415,7 +416,7 @@ def _run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 def _known_packages(names: list[str]) -> dict[str, int]:
     """name -> size in bytes, of those that this machine's package lists have."""
     shown = _run(["apt-cache", "show", "--no-all-versions", *names], Path.cwd()).stdout
-    known = {}
+    known: dict[str, int] = {}
     for stanza in shown.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and not line.startswith(" "))
         if "Package" in fields and fields.get("Size", "").isdigit():
@@ -487,7 +488,7 @@ def _copy_sites(package: WebPackage, name: str, version: str, tree: Path, web: P
             shutil.copyfile(path, target)
             count += 1
         if count:
-            entry = {
+            entry: dict[str, object] = {
                 "folder": place,
                 "base_url": site.base_url,
                 "package": name,
