@@ -38,7 +38,7 @@ def decode(data: bytes) -> str:
         named = map_encoding_to_html5(declared[1].decode("ascii"), fallback_utf8=False)
         if named:
             # HTML standard, 13.2.3.2: a page whose bytes could be read as ASCII to find this is no UTF-16
-            return str(bytes_to_str(data, "utf-8" if named.startswith("utf-16") else named, errors="replace"))
+            return data.decode("utf-8" if named.startswith("utf-16") else named, errors="replace")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:

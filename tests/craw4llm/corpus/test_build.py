@@ -88,7 +88,9 @@ def test_round_trip(parquet: WriteParquet, build: Build) -> None:
 
 
 def test_links_that_leave_the_corpus_can_be_outside(parquet: WriteParquet, build: Build) -> None:
-    path = parquet([("https://a.example/", "x", ["https://gone.example/1", "https://gone.example/2", "/b"]), ("https://a.example/b", "y", [])])
+    path = parquet(
+        [("https://a.example/", "x", ["https://gone.example/1", "https://gone.example/2", "/b"]), ("https://a.example/b", "y", [])]
+    )
     corpus = corpus_of(build, path, dangling_links="outside")
     assert corpus.n_targets == corpus.n_pages == 2
     assert corpus.outlinks([0, 1])[1].tolist() == [1]
@@ -195,7 +197,9 @@ def test_broken_utf8_in_a_parquet_file_is_rejected(tmp_path: Path, build: Build)
             "outlinks": links,
         }
     )
-    many = pa.table({"url": [f"https://c.example/{k}" for k in range(9)], "text": ["x"] * 9, "outlinks": pa.array([[]] * 9, pa.list_(pa.string()))})
+    many = pa.table(
+        {"url": [f"https://c.example/{k}" for k in range(9)], "text": ["x"] * 9, "outlinks": pa.array([[]] * 9, pa.list_(pa.string()))}
+    )
     path = tmp_path / "broken.parquet"
     pq.write_table(pa.concat_tables([table, many]), path)
     corpus = corpus_of(build, path)
@@ -257,8 +261,11 @@ def test_same_bytes_for_any_number_of_workers(parquet: WriteParquet, tmp_path: P
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    chunks = [Records([page("https://a.example/")], label="good.html to better.html"), Records([], dies=True, label="bad.html to worse.html")]
-    with pytest.raises(StageError, match="process that reads pages died.*bad.html to worse.html"):
+    chunks = [
+        Records([page("https://a.example/")], label="good.html to better.html"),
+        Records([], dies=True, label="bad.html to worse.html"),
+    ]
+    with pytest.raises(StageError, match=r"process that reads pages died.*bad.html to worse.html"):
         build(Source(chunks=chunks, records=2, origin="a list", isolated=True), out, CONFIG, Execution(workers=1, report=lambda line: None))
 
 

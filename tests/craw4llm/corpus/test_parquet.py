@@ -104,9 +104,9 @@ def test_docweb_counts(shared: Path, tmp_path: Path) -> None:
     assert 0.008 < counts["heldout_pages"] / 30_145 < 0.0115  # 1%, of the pages with enough text
     given = pq.read_table(path, columns=["url", "text"])
     pages = pq.read_table(out / "pages.parquet")
-    assert pages["url"].equals(given["url"].combine_chunks()) or pages["url"].to_pylist() == given["url"].to_pylist()
+    assert pages["url"].to_pylist() == given["url"].to_pylist()  # given in the order of URLs
     assert pages["n_bytes"].to_pylist() == pc.binary_length(given["text"]).to_pylist()
     indegree = np.load(out / "indegree.npy")
-    assert indegree[:30_145].max() == 6_089
+    assert indegree[:30_145].max() == 6_089  # the Sphinx home page
     assert indegree.sum(dtype=np.int64) == 858_968
     assert seconds < 120, f"{seconds:.0f} s; about 4 s were measured on two free cores"

@@ -38,7 +38,7 @@ def test_every_page_is_there(web: Corpus) -> None:
 
 def test_links_follow_quality_and_indegree_does_not(web: Corpus) -> None:
     quality = planted_quality(WEB)
-    assert quality.shape == (1500,) and 0 <= quality.min() and quality.max() <= 1
+    assert quality.shape == (1500,) and quality.min() >= 0 and quality.max() <= 1
     pages, targets = links_of(web)
     live = targets < web.n_pages
     assert np.corrcoef(quality[pages[live]], quality[targets[live]])[0, 1] > 0.5
