@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
@@ -330,68 +330,83 @@ def _fill_real(partial: Path, report: Report) -> str:
             raise _Unavailable(f"{tool} is not installed (real pages come from Debian packages)")
     packages = partial / "packages"
     packages.mkdir()
-    wanted = [package.names for package in WEB] + [(package.name,) for package in TEXT]
-    known = _known_packages([name for names in wanted for name in names])
-    chosen = [next((name for name in names if name in known), None) for names in wanted]
-    names = [name for name in chosen if name]
+    sizes = _known_packages([name for package in WEB for name in package.names] + [package.name for package in TEXT])
+    web = {package: next((name for name in package.names if name in sizes), None) for package in WEB}
+    names = [name for name in web.values() if name] + [package.name for package in TEXT if package.name in sizes]
     if not names:
         raise _Unavailable("apt-get knows none of the documentation packages (are its lists empty? `sudo apt-get update` fills them)")
-    size_mb = sum(known[name] for name in names) / 1e6
-    report(f"downloading {len(names)} documentation packages, {size_mb:.0f} MB")
+    report(f"downloading {len(names)} documentation packages, {sum(sizes[name] for name in names) / 1e6:.0f} MB")
     trouble = _download(packages, names)
 
-    sites: list[dict[str, object]] = []
-    had: list[str] = []
-    missing: list[str] = []
-    n_pages = 0
-    lines: dict[str, list[str]] = {"hq": [], "cc": []}
-    text_from: list[str] = []
-    web_names, text_names = chosen[: len(WEB)], chosen[len(WEB) :]
-    for package, name in zip(WEB, web_names, strict=True):
-        with _unpacked(packages, name) as unpacked:
-            if unpacked is None or name is None:
-                missing.append(package.names[0])
-                continue
-            tree, version = unpacked
-            entries = _copy_sites(package, name, version, tree, partial / "web")
-        if not entries:
-            missing.append(name)
-            continue
-        sites += [entry for entry, _ in entries]
-        n_files = sum(count for _, count in entries)
-        n_pages += n_files
-        had.append(f"{name} {version}")
-        report(f"{name} {version}: {n_files:,} HTML files")
-    for text, name in zip(TEXT, text_names, strict=True):
-        with _unpacked(packages, name) as unpacked:
-            found = _text_lines(text, unpacked[0]) if unpacked else []
-        if unpacked is None or not found:
-            missing.append(text.name)
-            continue
-        for label, line in found:
-            lines[label].append(line)
-        text_from.append(f"{text.name} {unpacked[1]}")
+    sites, had, n_pages = _take_pages(web, packages, partial / "web", report)
+    lines, text_had = _take_text(packages)
+    missing = [name or package.names[0] for package, name in web.items() if name not in had]
+    missing += [package.name for package in TEXT if package.name not in text_had]
+    skipped = f"left out: {', '.join(missing)}" if missing else ""
     if missing:
-        report(f"left out, as they cannot be had here: {', '.join(missing)}{f' ({trouble})' if trouble else ''}")
+        report(f"{skipped}{f' ({trouble})' if trouble else ''}")
     if n_pages < MIN_PAGES:
-        raise _Unavailable(
-            f"only {n_pages:,} pages could be had, {MIN_PAGES:,} are needed ({trouble or 'most packages are not known to apt-get'})"
-        )
+        why = trouble or "apt-get does not know the other packages"
+        raise _Unavailable(f"only {n_pages:,} pages could be had, {MIN_PAGES:,} are needed ({why})")
     taken = min(len(lines["hq"]), len(lines["cc"]), MAX_LINES)
     if taken < MIN_LINES:
         raise _Unavailable(f"only {taken:,} lines of scorer text of each kind could be had, {MIN_LINES:,} are needed")
+
     system = _system()
-    skipped = f"; left out: {', '.join(missing)}" if missing else ""
-    origin = f"{len(had)} documentation packages of {system} at their public addresses: {', '.join(had)}{skipped}"
+    ending = f"; {skipped}" if skipped else ""
+    origin = f"{len(had)} documentation packages of {system} at their public addresses: {_versions(had)}{ending}"
     _write_json(partial / "web" / WEB_JSON, {"kind": "html_tree", "origin": origin, "sites": sites})
-    chosen_lines = sorted((line for label in lines for line in sorted(lines[label], key=_order)[:taken]), key=_order)
     comments = [
-        f"# origin: prose (hq) and lists (cc) from {len(text_from)} documentation packages of {system}, none of them in the web: {', '.join(text_from)}",
+        f"# origin: prose (hq) and lists (cc) from {len(text_had)} documentation packages of {system}, none of them in the web: "
+        + _versions(text_had),
         "# licence: each package's own, all free by the Debian Free Software Guidelines; see its copyright file",
         "# a stand-in for the training data of DCLM's classifier: hq is tutorial and handbook text, cc is references and release notes",
     ]
-    _write_lines(partial / SCORER_TEXT, comments + chosen_lines)
-    return f"{n_pages:,} HTML files of {len(had)} packages of {system}, {2 * taken:,} lines of scorer text{skipped}"
+    kept = [line for label in lines for line in sorted(lines[label], key=_order)[:taken]]
+    _write_lines(partial / SCORER_TEXT, comments + sorted(kept, key=_order))  # the labels mixed: training goes through them in order
+    return f"{n_pages:,} HTML files of {len(had)} packages of {system}, {2 * taken:,} lines of scorer text{ending}"
+
+
+def _take_pages(
+    web: Mapping[WebPackage, str | None], packages: Path, out: Path, report: Report
+) -> tuple[list[dict[str, object]], dict[str, str], int]:
+    """Copies the pages of all packages. Returns (sites of web.json, name -> version of the packages that have pages, pages)."""
+    sites: list[dict[str, object]] = []
+    had: dict[str, str] = {}
+    n_pages = 0
+    for package, name in web.items():
+        with _unpacked(packages, name) as unpacked:
+            if unpacked is None or name is None:
+                continue
+            tree, version = unpacked
+            entries = _copy_sites(package, name, version, tree, out)
+        if entries:
+            n_files = sum(count for _, count in entries)
+            report(f"{name} {version}: {n_files:,} HTML files")
+            sites += [entry for entry, _ in entries]
+            had[name] = version
+            n_pages += n_files
+    return sites, had, n_pages
+
+
+def _take_text(packages: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """(label -> labelled lines, name -> version of the packages that they come from)."""
+    lines: dict[str, list[str]] = {"hq": [], "cc": []}
+    had: dict[str, str] = {}
+    for package in TEXT:
+        with _unpacked(packages, package.name) as unpacked:
+            if unpacked is None:
+                continue
+            tree, version = unpacked
+            found = _text_lines(package, tree)
+        for label, line in found:
+            lines[label].append(line)
+            had[package.name] = version
+    return lines, had
+
+
+def _versions(packages: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
 def _run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -415,7 +430,7 @@ def _run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 def _known_packages(names: list[str]) -> dict[str, int]:
     """name -> size in bytes, of those that this machine's package lists have."""
     shown = _run(["apt-cache", "show", "--no-all-versions", *names], Path.cwd()).stdout
-    known = {}
+    known: dict[str, int] = {}
     for stanza in shown.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and not line.startswith(" "))
         if "Package" in fields and fields.get("Size", "").isdigit():
@@ -487,7 +502,7 @@ def _copy_sites(package: WebPackage, name: str, version: str, tree: Path, web: P
             shutil.copyfile(path, target)
             count += 1
         if count:
-            entry = {
+            entry: dict[str, object] = {
                 "folder": place,
                 "base_url": site.base_url,
                 "package": name,

@@ -49,9 +49,11 @@ def _open_lm(d_model: int, n_layers: int, n_heads: int) -> Shape:
     return Shape(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_hidden=swiglu_hidden(d_model))
 
 
-# open_lm model configs 11m_v2, 79m_v2, 154m_v2 and d=1024_l=24_h=8 (DCLM's 411m_1x). `toy` is ours, for CPUs.
+# open_lm model configs 11m_v2, 79m_v2, 154m_v2 and d=1024_l=24_h=8 (DCLM's 411m_1x). `toy` is ours, for CPUs: of the shapes tried on
+# 600,000 tokens (vocabulary 2,048, batches of 2 sequences) none reached a lower held-out loss in the same time of one core: four layers
+# reach the same in 1.6 times the time, widths of 96 and 128 are behind.
 SIZES: dict[str, Shape] = {
-    "toy": Shape(d_model=64, n_layers=4, n_heads=4, d_hidden=192, context=256),
+    "toy": Shape(d_model=64, n_layers=2, n_heads=2, d_hidden=192, context=256),
     "11M": _open_lm(96, 8, 4),
     "79M": _open_lm(512, 8, 4),
     "154M": _open_lm(576, 24, 8),

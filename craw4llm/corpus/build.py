@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import multiprocessing
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -240,8 +240,8 @@ class _Merged:
         self.links: list[NDArray[np.int64]] = []
         self.unusable_links = 0
 
-    def add(self, chunk: Prepared, write: object) -> None:
-        assert callable(write)
+    def add(self, chunk: Prepared, write: Callable[[bytes], object]) -> None:
+        """Takes a chunk in; `write` gets the texts of its pages."""
         self.rejects += chunk.rejects
         self.unusable_links += chunk.unusable_links
         kept = np.ones(len(chunk.urls), dtype=np.bool_)

@@ -50,7 +50,7 @@ def tiny(
     batch_pages: int = 50,
     vocab_size: int = 2048,
     train_tokens: int = 600_000,
-    heldout_fraction: float = 0.02,
+    heldout_fraction: float = 0.06,
 ) -> Arms:
     """Question: which crawl policy gives the better tiny language model, for the same pages crawled and for the same fetches?
 
@@ -60,7 +60,11 @@ def tiny(
     """
     synthetic = corpus == "synthetic"
     web = Stage(
-        CorpusConfig(source=SyntheticWeb() if synthetic else External(name="corpus", path=corpus), heldout_fraction=heldout_fraction)
+        CorpusConfig(
+            source=SyntheticWeb(pages=6000) if synthetic else External(name="corpus", path=corpus),
+            heldout_fraction=heldout_fraction,
+            dangling_links=dangling_links,
+        )
     )
     if scorer:
         rater = Stage(ScorerConfig(kind="fasttext", source=External(name="scorer model", path=scorer)))
