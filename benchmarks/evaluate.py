@@ -150,10 +150,8 @@ def against_nanochat(arguments: argparse.Namespace, files: dict[str, TaskFile], 
             timed(lambda file=file: ours(file, encode_batch, counting)),
         ]
         n = len(file.rows)
-        print(
-            f"{label:34} {n:>5} {n / seconds[0]:>11.2f} {n / seconds[1]:>9.2f} {seconds[0] / seconds[1]:>6.2f} {seen[0]:>22,} {seen[1]:>9,}",
-            flush=True,
-        )
+        speed, ratio = [n / s for s in seconds], seconds[0] / seconds[1]
+        print(f"{label:34} {n:>5} {speed[0]:>11.2f} {speed[1]:>9.2f} {ratio:>6.2f} {seen[0]:>22,} {seen[1]:>9,}", flush=True)
         total = [a + b for a, b in zip(total, seconds, strict=True)]
         count += n
     print(f"{'all':34} {count:>5} {count / total[0]:>11.2f} {count / total[1]:>9.2f} {total[0] / total[1]:>6.2f}\n")

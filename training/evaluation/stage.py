@@ -10,7 +10,6 @@ names none of them, one process for each shares the parts.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from craw4llm.artifact import Artifact, Result, Store
 from craw4llm.errors import ArtifactError, ConfigError
@@ -26,8 +24,8 @@ from craw4llm.execution import Execution
 from craw4llm.processes import worker_pool
 from craw4llm.tokens.tokenizer import Tokenizer
 from training.configs import EvaluateConfig
-from training.evaluation.aggregate import Aggregates, aggregate
 from training.evaluation.parts import Parts
+from training.evaluation.results import write, write_results
 from training.evaluation.tasks import OWN_ITEMS, SUITE_TOKENS, TASKS, TaskFile, own_item_count, read_own_items, read_task_files
 
 if TYPE_CHECKING:
@@ -35,10 +33,7 @@ if TYPE_CHECKING:
     from training.evaluation.models import TorchModel
 
 RESUMES = True
-ROW_GROUP_ROWS = 1 << 16
 PARTS = "parts"
-
-REJECTS = pa.schema([("task", pa.string()), ("item", pa.uint32()), ("reason", pa.string()), ("counted_as_wrong", pa.bool_())])
 
 
 def run(config: EvaluateConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
@@ -98,46 +93,6 @@ def estimate(config: EvaluateConfig, inputs: Mapping[str, Mapping[str, Any]]) ->
     tokens = SUITE_TOKENS if full else None if config.suite != "none" else 0
     total = None if tokens is None or heldout is None else tokens + heldout
     return {"eval_items": (items, "items"), "eval_tokens": (total, "tokens")}
-
-
-def write_results(
-    out: Path, items: pa.Table, files: Mapping[str, TaskFile], bpb: float | None, source: str, settings: Mapping[str, Any]
-) -> tuple[dict[str, tuple[int, str]], Aggregates]:
-    """Writes items.parquet, tasks.parquet, rejects.parquet and summary.json; returns counts of items, and the means.
-
-    bpb: bits per byte of held-out pages, None where none were scored. source: what the items are called. settings: more for the summary.
-    """
-    from training.evaluation.suite import task_rows
-
-    tasks, rejects = task_rows(items, files), _rejects(items, files)
-    accuracies = dict(zip(tasks.column("task").to_pylist(), tasks.column("accuracy").to_pylist(), strict=True))
-    sums = aggregate(accuracies, {label: f.why for label, f in files.items() if f.state != "complete"})
-    write(out / "items.parquet", items)
-    write(out / "tasks.parquet", tasks)
-    write(out / "rejects.parquet", rejects)
-    summary = {
-        "bits_per_byte": bpb,
-        "core_v1": sums.core_v1,
-        "core_v2": sums.core_v2,
-        "raw_mean_22": sums.raw_mean_22,
-        "raw_mean_23": sums.raw_mean_23,
-        "groups": {name: dataclasses.asdict(group) for name, group in sums.groups.items()},
-        "why": list(sums.why) if files else ["suite is none: no task was run"],
-        "task_source": source,
-        "task_files": {TASKS[label].file_name: file.sha256 for label, file in files.items()},
-        **settings,
-    }
-    (out / "summary.json").write_text(json.dumps(summary, indent=2, sort_keys=True, allow_nan=False) + "\n")
-    counts = {
-        "items": (items.num_rows, "items"),
-        "cropped_items": (sum(items.column("cropped").to_pylist()), "items"),
-        "rejected_items": (rejects.num_rows, "items"),
-    }
-    return counts, sums
-
-
-def write(path: Path, table: pa.Table) -> None:
-    pq.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP_ROWS)
 
 
 def _rank(
@@ -227,16 +182,3 @@ def _context(config: EvaluateConfig, model: "TorchModel") -> int:
     if not 0 <= config.max_context <= model.context or config.max_context == 1:
         raise config.refuse("max_context", f"0 (the model's context length) or 2 to {model.context}")
     return config.max_context or model.context
-
-
-def _rejects(items: pa.Table, files: Mapping[str, TaskFile]) -> pa.Table:
-    """Bad lines of the files, and items that could not be scored, by task and line."""
-    rows: list[dict[str, Any]] = [
-        {"task": label, "item": reject.line, "reason": reject.reason, "counted_as_wrong": False}
-        for label, file in files.items()
-        for reject in file.rejects
-    ]
-    for row in items.select(["task", "item", "fault"]).filter(items["fault"].is_valid()).to_pylist():
-        rows.append({"task": row["task"], "item": row["item"], "reason": row["fault"], "counted_as_wrong": True})
-    place = {label: number for number, label in enumerate(files)}
-    return pa.Table.from_pylist(sorted(rows, key=lambda row: (place[row["task"]], row["item"])), schema=REJECTS)

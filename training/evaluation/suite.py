@@ -2,7 +2,6 @@
 
     count = run_items(files, scorer, parts, progress)      this rank's parts
     items = gather_items(parts, count, files)              all parts: a table of the schema ITEMS
-    rows  = task_rows(items, files)                        one of TASK_ROWS per task
     count = run_pages(pages, scorer, end_of_text_id, parts, progress);  nats = gather_pages(parts, count)
 
 Items are taken in blocks that are cut by the length of their text, across tasks, so that a part is a few seconds of a GPU. The next block
@@ -11,7 +10,6 @@ is encoded while the model works on the one before.
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -22,46 +20,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from craw4llm.errors import StageError
-from training.evaluation.aggregate import centered
 from training.evaluation.bits_per_byte import HeldoutPages, page_losses
 from training.evaluation.likelihood import NOT_FINITE, Batching, ItemScore, Model, score_block
 from training.evaluation.parts import Parts
 from training.evaluation.prompts import EncodeBatch, EncodedPrompt, Prompt, encode_prompts, prompts
+from training.evaluation.results import ITEMS
 from training.evaluation.tasks import MAX_BAD_SHARE, TaskFile
 
 BLOCK_ITEMS = 512  # of a part, at most
 BLOCK_CHARACTERS = 1_000_000  # of a part's prompts, about; a quarter as many tokens
 BLOCK_PAGE_TOKENS = 1 << 18  # of held-out pages in a part
 
-ITEMS = pa.schema(
-    [
-        ("task", pa.string()),
-        ("item", pa.uint32()),
-        ("category", pa.string()),
-        ("choice", pa.int32()),
-        ("gold", pa.int32()),
-        ("correct", pa.bool_()),
-        ("losses", pa.list_(pa.float32())),
-        ("n_context_tokens", pa.list_(pa.uint32())),
-        ("n_continuation_tokens", pa.list_(pa.uint32())),
-        ("cropped", pa.bool_()),
-        ("fault", pa.string()),
-    ]
-)
-TASK_ROWS = pa.schema(
-    [
-        ("task", pa.string()),
-        ("items", pa.uint32()),
-        ("scored", pa.uint32()),
-        ("accuracy", pa.float64()),
-        ("centered_v1", pa.float64()),
-        ("centered_v2", pa.float64()),
-        ("right_loss", pa.float64()),
-        ("margin", pa.float64()),
-        ("group", pa.string()),
-        ("state", pa.string()),
-    ]
-)
 PAGE_NATS = pa.schema([("nll", pa.float64())])
 
 
@@ -156,54 +125,6 @@ def item_table(labels: Sequence[str], items: Sequence[EncodedPrompt], scores: Se
     return pa.Table.from_pylist(rows, schema=ITEMS)
 
 
-def task_rows(items: pa.Table, files: Mapping[str, TaskFile]) -> pa.Table:
-    """TASK_ROWS in the order of `files`: means over a task's items, or over its categories' means where it has categories."""
-    by_task: dict[str, list[dict[str, Any]]] = {label: [] for label in files}
-    for row in items.select(["task", "category", "gold", "correct", "losses"]).to_pylist():
-        by_task[row["task"]].append(row)
-    made = []
-    for label, rows in by_task.items():
-        right, margin = zip(*(likelihoods(row["losses"], row["gold"]) for row in rows), strict=True)
-        categories = [row["category"] for row in rows]
-        accuracy = macro_mean(categories, [float(row["correct"]) for row in rows])
-        assert accuracy is not None
-        made.append(
-            {
-                "task": label,
-                "items": len(rows),
-                "scored": sum(value is not None for value in right),
-                "accuracy": accuracy,
-                "centered_v1": centered(label, accuracy, "v1"),
-                "centered_v2": centered(label, accuracy, "v2"),
-                "right_loss": macro_mean(categories, right),
-                "margin": macro_mean(categories, margin),
-                "group": files[label].task.group,
-                "state": files[label].state,
-            }
-        )
-    return pa.Table.from_pylist(made, schema=TASK_ROWS)
-
-
-def likelihoods(losses: Sequence[float], gold: int | None) -> tuple[float | None, float | None]:
-    """(loss of the right answer, loss of the best wrong answer minus it), nats per token; None where there is none."""
-    if not len(losses):
-        return None, None
-    if gold is None:
-        return losses[0], None
-    return losses[gold], min(loss for option, loss in enumerate(losses) if option != gold) - losses[gold]
-
-
-def macro_mean(categories: Sequence[str | None], values: Sequence[float | None]) -> float | None:
-    """Plain mean over the categories of the plain mean of each; values that are None are left out; None where a category has none left."""
-    by_category: dict[str | None, list[float]] = {category: [] for category in categories}
-    for category, value in zip(categories, values, strict=True):
-        if value is not None:
-            by_category[category].append(value)
-    if not all(by_category.values()):
-        return None
-    return math.fsum(math.fsum(group) / len(group) for group in by_category.values()) / len(by_category)
-
-
 def run_pages(pages: HeldoutPages, scorer: Scorer, end_of_text_id: int, parts: Parts, done: Callable[[int], None] | None = None) -> int:
     """Scores this rank's parts of the pages that are not there yet; returns the number of parts of all ranks."""
     cuts = [0]
@@ -221,7 +142,7 @@ def run_pages(pages: HeldoutPages, scorer: Scorer, end_of_text_id: int, parts: P
             bad = np.flatnonzero(~np.isfinite(nats))
             if len(bad):
                 raise StageError(
-                    f"evaluate: the loss of held-out page {some.page[bad[0]]} is {nats[bad[0]]}, and those of {len(bad) - 1} others are no better: "
+                    f"evaluate: the loss of held-out page {some.page[bad[0]]} is {nats[bad[0]]}, and {len(bad) - 1} others are no better: "
                     "the model's weights or activations are not finite; look at its training"
                 )
             parts.write("pages", number, pa.table({"nll": nats}, schema=PAGE_NATS))

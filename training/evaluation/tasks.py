@@ -26,7 +26,7 @@ import dataclasses
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,20 +162,20 @@ _FIELDS: dict[Kind, Mapping[str, type]] = {
     "lm": {"context": str, "continuation": str},
     "schema": {"context_options": list, "continuation": str, "gold": int},
 }
-# Tokens that the model reads for the 23 full files, shared beginnings once. An estimate: with GPT-NeoX ids and a context of 2048 one sequence
-# per option comes to about 190 million, of which sharing leaves about 76 million.
+# Tokens that the model reads for the 23 full files, shared beginnings once. An estimate: with GPT-NeoX ids and a context of 2048 one
+# sequence per option comes to about 190 million, of which sharing leaves about 76 million.
 SUITE_TOKENS = 76_000_000
 TASKS: dict[str, Task] = {task.label: task for task in _TABLE}
 CORE: tuple[str, ...] = tuple(label for label in TASKS if label != "mmlu_fewshot")
 
 
-def read_task_files(folder: Path) -> dict[str, TaskFile]:
-    """The items of all 23 entries from a folder of task files, in the order of TASKS.
+def read_task_files(folder: Path, labels: Collection[str] = ()) -> dict[str, TaskFile]:
+    """The items of all 23 entries (or of those in `labels`) from a folder of task files, in the order of TASKS.
 
     Raises InputError naming every missing file; naming file, line and field for a line that is not of the task's schema; and for a
     file of which more than MAX_BAD_SHARE of the lines are no usable items.
     """
-    found = {task.label: _find(folder, task) for task in TASKS.values()}
+    found = {task.label: find_task_file(folder, task) for task in TASKS.values() if not labels or task.label in labels}
     missing = sorted({TASKS[label].file_name for label, path in found.items() if path is None})
     if missing:
         raise InputError(
@@ -245,7 +245,8 @@ def git_blob(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _find(folder: Path, task: Task) -> Path | None:
+def find_task_file(folder: Path, task: Task) -> Path | None:
+    """Where a folder holds the file of a task: flat, or in llm-foundry's sub-folders; None if nowhere."""
     for path in (folder / task.file_name, folder / task.file):
         if path.is_file():
             return path
