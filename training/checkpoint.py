@@ -44,8 +44,9 @@ def load_weights(path: Path, config: dict[str, Any], device: torch.device | str 
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         empty.load_state_dict(tensors, assign=True)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise ArtifactError(f"{path} does not hold the model that {CONFIG} describes ({error}); run the stage again") from error
+    except Exception as error:  # torch raises many types for a damaged file, with long advice that does not apply
+        reason = str(error).strip().split("\n", 1)[0][:200]
+        raise ArtifactError(f"{path} does not hold the model that {CONFIG} describes ({reason}); run the stage again") from error
     return empty.with_rotary_table().to(device).eval()
 
 

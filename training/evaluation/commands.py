@@ -138,15 +138,14 @@ def compare(arms: tuple[str, ...], kind: str, csv_path: Path | None, root: Path)
 
     if len(arms) < 2:
         raise ConfigError("compare: one arm given; expected at least two, as ARM=RESULTS")
-    results = {}
-    names = []
+    places: dict[str, list[str]] = {}
     for text in arms:
-        name, equals, places = text.partition("=")
-        if not name or not equals or name in names:
+        name, _, given = text.partition("=")
+        if not name or not given or name in places:
             raise ConfigError(f"compare: {text!r}; expected ARM=RESULTS[,RESULTS...], each arm once")
-        names.append(name)
-        for replicate, place in enumerate(filter(None, places.split(","))):
-            results[name, replicate] = read_results(_folder(place, root))
+        places[name] = [place for place in given.split(",") if place]
+    names = list(places)
+    results = {(name, k): read_results(_folder(place, root)) for name, of in places.items() for k, place in enumerate(of)}
     labels = _labels()
     measures = [m for m in measures_of(results) if kind in ("all", m.kind) or m.name not in labels]
     if not measures:

@@ -10,10 +10,10 @@ accuracy is the mean over categories). Every model gets the same items in the sa
 and the two HellaSwag entries, which have the same items, are drawn together. Group means and Core are computed from each draw.
 
 A bootstrap of few differing answers is too sure of itself: where two arms differ on four items, all in favour of one, it would decide,
-and the exact sign test says p = 0.125. So each accuracy's draws get a normal noise of one item, 1 / n (of the category's n), independent
-between models, which makes the interval of a difference that of Agresti and Min's added pseudo-items (Statistics in Medicine 24, 2005) and
-decides from six such items on, as the sign test does. Tasks of fewer than FEWEST_ITEMS items get no verdict. The spread over training
-seeds and the verdict itself: training/report/verdict.py.
+and the exact sign test says p = 0.125. So each accuracy's draws get a normal noise of NOISE_ITEMS items (of the category's n), independent
+between models. It acts like the pseudo-items that Agresti and Min add to a paired comparison (Statistics in Medicine 24, 2005), is nothing
+beside the spread of many differing items, and is set so that five items of one mind do not decide and six do, as by the sign test.
+Tasks of fewer than FEWEST_ITEMS items get no verdict. The spread over training seeds and the verdict itself: training/report/verdict.py.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ from training.evaluation.tasks import CORE, TASKS
 from training.report.verdict import DRAWS, LEVEL, SEED, Cell, Floats, Pair, bits_per_byte, compare, page_draws, resampled_sums, seed_spread
 
 FEWEST_ITEMS = 30
+NOISE_ITEMS = 1.5**0.5  # standard deviation
 MAX_UNITS = 4_000  # items of a task (or category) beyond this are drawn in groups, to bound time
 
 
@@ -93,7 +94,7 @@ def intervals(items: pa.Table, core: bool, draws: int = DRAWS) -> dict[str, dict
     for measure in found:
         if cell in measure.draws:
             low, high = measure.interval(cell)
-            if measure.kind == "accuracy":  # the noise of one item reaches beyond what an accuracy can be
+            if measure.kind == "accuracy":  # the noise reaches beyond what an accuracy can be
                 low, high = max(low, 0.0), min(high, 1.0)
             made.setdefault(measure.kind, {})[measure.name] = (low, high)
     return made
@@ -208,7 +209,7 @@ def _resample(label: str, values_NC: Floats, categories: NDArray[Any], draws: in
         means = sums[:, :-1] / sums[:, -1:]
         if noisy:
             own = np.random.default_rng([SEED, zlib.crc32(f"{label}/{name}/noise".encode())])
-            means = means + own.standard_normal(means.shape) / n
+            means = means + own.standard_normal(means.shape) * NOISE_ITEMS / n
         point += of.mean(axis=0) / len(names)
         drawn += means / len(names)
     return point, drawn

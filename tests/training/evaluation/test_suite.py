@@ -64,7 +64,9 @@ def test_rows_are_by_task_and_line_and_parts_are_blocks(files: dict[str, TaskFil
     count = run_items(files, scorer(), parts, lambda n, note: seen.append(n))
     assert count == len(list(blocks(files, 1234))) == 5 and seen == [5, 5, 5, 5, 3]
     rows = gather_items(parts, count, files).to_pylist()
-    assert [(row["task"], row["item"]) for row in rows] == [(label, k) for label, n in (("piqa", 9), ("jeopardy", 8), ("winograd", 6)) for k in range(n)]
+    assert [(row["task"], row["item"]) for row in rows] == [
+        (label, k) for label, n in (("piqa", 9), ("jeopardy", 8), ("winograd", 6)) for k in range(n)
+    ]
     assert all(len(row["losses"]) == len(row["n_continuation_tokens"]) == len(row["n_context_tokens"]) for row in rows)
     assert rows[0]["n_continuation_tokens"] == [4, 8] and {row["fault"] for row in rows} == {None}
 
