@@ -1,9 +1,10 @@
 """Items per second of the evaluation against nanochat's loop and lm-evaluation-harness: the same model, the same items, one run.
 
     python benchmarks/evaluate.py --nanochat CHECKOUT [--tasks FOLDER] [--quick]
+    python benchmarks/evaluate.py --nanochat CHECKOUT --device cuda --size 411M --precision tf32
 
 Tasks: the 10-shot multiple-choice entries, on the sample files in $CRAW4LLM_SHARED/eval_samples (or --tasks). Every side makes its own
-prompts from the items, encodes them with the same tokenizer and runs the same weights, on one CPU thread (--threads).
+prompts from the items, encodes them with the same tokenizer and runs the same weights, on one CPU thread (--threads, --device).
 
 1. Ours against nanochat's `core_eval.evaluate_task` (github.com/karpathy/nanochat), a randomly initialised model of this project's 11M
    shape. Prompts differ a little (nanochat puts an empty line between examples and a begin-of-text in front); tokens are shown.
@@ -32,9 +33,9 @@ import torch
 from tokenizers import Tokenizer as Engine
 
 from training.configs import SIZES
-from training.device import numerics
+from training.device import numerics, resolve
 from training.evaluation.likelihood import Batching, score_prompts
-from training.evaluation.models import TorchModel, TransformersModel
+from training.evaluation.models import TorchModel, TransformersModel, lower_precision
 from training.evaluation.prompts import EncodedPrompt, Prompt, encode_prompts, prompts
 from training.evaluation.tasks import TASKS, TaskFile, parse_task_file
 from training.model import Transformer
@@ -43,7 +44,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TEN_SHOT = [t.label for t in TASKS.values() if t.kind == "mc" and t.shots == 10]
 ZERO_SHOT = [t.label for t in TASKS.values() if t.kind == "mc" and t.shots == 0]
 CONTEXT = 2048
-CPU = torch.device("cpu")
 
 EncodeBatch = Callable[[Sequence[str]], list[list[int]]]
 
@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=40, help="items of each task")
     parser.add_argument("--labels", default=",".join(TEN_SHOT), help="entries for the comparison with nanochat, comma-separated")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "tf32", "bf16"], help="of ours and of nanochat's loop")
     parser.add_argument("--quick", action="store_true", help="12 items of each task")
     arguments = parser.parse_args()
     arguments.items = 12 if arguments.quick else arguments.items
@@ -71,9 +73,11 @@ def main() -> None:
 
     files = {label: first_items(arguments.tasks, label, arguments.items) for label in (*TEN_SHOT, *ZERO_SHOT)}
     result: dict[str, Any] = {"items_per_task": arguments.items, "threads": arguments.threads, "size": arguments.size}
-    with numerics(CPU, arguments.threads):
-        result.update(against_nanochat(arguments, files, encode_batch))
-        result.update(against_lm_eval(files, encode_batch, arguments.tokenizer))
+    device = resolve(arguments.device)
+    result["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    with numerics(device, arguments.threads):
+        result.update(against_nanochat(arguments, files, encode_batch, device))
+        result.update(against_lm_eval(files, encode_batch, arguments.tokenizer, device))
     print(json.dumps(result))
     if (result["max_difference_lm_eval"] or 0) > 1e-3:
         sys.exit("log-likelihoods differ from lm-evaluation-harness by more than 1e-3")
@@ -90,9 +94,11 @@ def ours(file: TaskFile, encode_batch: EncodeBatch, model: Any, batching: Batchi
     return items, list(score_prompts(items, model, batching))
 
 
-def against_nanochat(arguments: argparse.Namespace, files: dict[str, TaskFile], encode_batch: EncodeBatch) -> dict[str, Any]:
-    model = Transformer(SIZES[arguments.size], 50_432, seed=1).eval()
-    mine = TorchModel(model, CPU)
+def against_nanochat(
+    arguments: argparse.Namespace, files: dict[str, TaskFile], encode_batch: EncodeBatch, device: torch.device
+) -> dict[str, Any]:
+    model = Transformer(SIZES[arguments.size], 50_432, seed=1).to(device).eval()
+    mine = TorchModel(model, device, arguments.precision)
     spread = 0.0
     choices_equal = True
     labels = arguments.labels.split(",")
@@ -121,7 +127,9 @@ def against_nanochat(arguments: argparse.Namespace, files: dict[str, TaskFile], 
 
         def __call__(self, ids: torch.Tensor) -> torch.Tensor:
             seen[0] += ids.numel()
-            return model(ids)
+            with lower_precision(device, arguments.precision):
+                logits: torch.Tensor = model(ids)
+            return logits
 
     class Words:
         def get_bos_token_id(self) -> int:
@@ -135,18 +143,18 @@ def against_nanochat(arguments: argparse.Namespace, files: dict[str, TaskFile], 
             seen[1] += tokens.numel()
             return super().hidden(tokens, branches)
 
-    counting = Counting(model, CPU)
+    counting = Counting(model, device, arguments.precision)
     names = {"mc": "multiple_choice", "lm": "language_modeling", "schema": "schema"}
     print(f"{'task':34} {'items':>5} {'nanochat/s':>11} {'ours/s':>9} {'ratio':>6} {'tokens read: nanochat':>22} {'ours':>9}")
     total = [0.0, 0.0]
-    count = 0
+    count = tokens = 0
     for label in labels:
         file = files[label]
         seen = [0, 0]
         task = {"task_type": names[file.task.kind], "num_fewshot": file.task.shots, "continuation_delimiter": file.task.delimiter}
         data = [dict(row) for row in file.rows]
         seconds = [
-            timed(lambda data=data, task=task: core_eval.evaluate_task(Theirs(), Words(), data, CPU, task)),
+            timed(lambda data=data, task=task: core_eval.evaluate_task(Theirs(), Words(), data, device, task)),
             timed(lambda file=file: ours(file, encode_batch, counting)),
         ]
         n = len(file.rows)
@@ -154,11 +162,19 @@ def against_nanochat(arguments: argparse.Namespace, files: dict[str, TaskFile], 
         print(f"{label:34} {n:>5} {speed[0]:>11.2f} {speed[1]:>9.2f} {ratio:>6.2f} {seen[0]:>22,} {seen[1]:>9,}", flush=True)
         total = [a + b for a, b in zip(total, seconds, strict=True)]
         count += n
-    print(f"{'all':34} {count:>5} {count / total[0]:>11.2f} {count / total[1]:>9.2f} {total[0] / total[1]:>6.2f}\n")
-    return {**result, "ratio": total[0] / total[1], "items_per_second": count / total[1], "nanochat_items_per_second": count / total[0]}
+        tokens += seen[1]
+    print(f"{'all':34} {count:>5} {count / total[0]:>11.2f} {count / total[1]:>9.2f} {total[0] / total[1]:>6.2f}")
+    print(f"ours reads {tokens / total[1]:,.0f} tokens/s\n")
+    return {
+        **result,
+        "ratio": total[0] / total[1],
+        "tokens_per_second": tokens / total[1],
+        "items_per_second": count / total[1],
+        "nanochat_items_per_second": count / total[0],
+    }
 
 
-def against_lm_eval(files: dict[str, TaskFile], encode_batch: EncodeBatch, tokenizer: Path) -> dict[str, Any]:
+def against_lm_eval(files: dict[str, TaskFile], encode_batch: EncodeBatch, tokenizer: Path, device: torch.device) -> dict[str, Any]:
     result: dict[str, Any] = {"ratio_lm_eval": None, "max_difference_lm_eval": None, "options_compared_lm_eval": 0}
     try:
         transformers = importlib.import_module("transformers")
@@ -176,9 +192,9 @@ def against_lm_eval(files: dict[str, TaskFile], encode_batch: EncodeBatch, token
         max_position_embeddings=CONTEXT,
     )
     llama = transformers.LlamaForCausalLM(config).float().eval()
-    mine = TransformersModel(llama, CPU, "fp32", CONTEXT)
+    mine = TransformersModel(llama, device, "fp32", CONTEXT)
     words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), eos_token="<|endoftext|>", pad_token="<|endoftext|>")
-    harness = HFLM(pretrained=llama, tokenizer=words, backend="causal", batch_size=8, max_length=CONTEXT, device="cpu")
+    harness = HFLM(pretrained=llama, tokenizer=words, backend="causal", batch_size=8, max_length=CONTEXT, device=str(device))
 
     def theirs(pairs: list[tuple[str, str]]) -> list[float]:
         return [value for value, _ in harness.loglikelihood([SimpleNamespace(args=pair) for pair in pairs], disable_tqdm=True)]
