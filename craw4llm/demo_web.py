@@ -12,7 +12,7 @@ Packages that cannot be had are left out and named. If hardly any can be had, th
 reason. A finished folder is kept as it is; an interrupted attempt leaves nothing that counts as finished.
 
 **The scorer text is a stand-in for the training data of DCLM's classifier** (instruction data and ELI5 against web pages, arXiv
-2406.11794): `hq` is tutorial and handbook prose, `cc` is reference lists, API indexes, release notes and generated class pages. It
+2406.11794): `hq` is tutorial and handbook prose, `cc` is reference lists, API indexes, release notes, generated class pages and stubs. It
 comes from packages that are not part of the web. A classifier trained on it tells explaining text from listing text, no more.
 """
 
@@ -231,31 +231,37 @@ TEXT: tuple[TextPackage, ...] = (
         "python-scrapy-doc",
         (
             ("hq", f"{_DOC}/python-scrapy-doc/html", r"^(intro|topics)/"),
-            ("cc", f"{_DOC}/python-scrapy-doc/html", r"^(news|genindex)|^_modules/"),
+            ("cc", f"{_DOC}/python-scrapy-doc/html", r"^(news|genindex|search|py-modindex)|^_modules/"),
         ),
     ),
     TextPackage(
         "python-tornado-doc",
         (
             ("hq", f"{_DOC}/python-tornado-doc/html", r"^guide/|^faq"),
-            ("cc", f"{_DOC}/python-tornado-doc/html", r"^releases/|^_modules/|^genindex"),
+            ("cc", f"{_DOC}/python-tornado-doc/html", r"^releases/|^_modules/|^(genindex|search|py-modindex)"),
         ),
     ),
     TextPackage(
         "python-coverage-doc",
         (
             ("hq", f"{_DOC}/python-coverage-doc/html", r"^(?!changes|genindex|search|api|py-)"),
-            ("cc", f"{_DOC}/python-coverage-doc/html", r"^(changes|genindex)"),
+            ("cc", f"{_DOC}/python-coverage-doc/html", r"^(changes|genindex|search|py-modindex)"),
         ),
     ),
     TextPackage(
         "python-aiohttp-doc",
         (
             ("hq", f"{_DOC}/python-aiohttp-doc/html", r"quickstart|tutorial|faq|testing"),
-            ("cc", f"{_DOC}/python-aiohttp-doc/html", r"reference|changes|genindex"),
+            ("cc", f"{_DOC}/python-aiohttp-doc/html", r"reference|changes|genindex|search|py-modindex"),
         ),
     ),
-    TextPackage("mypy-doc", (("hq", f"{_DOC}/mypy/html", r"^(?!genindex|search|config_file|command_line|index)"),)),
+    TextPackage(
+        "mypy-doc",
+        (
+            ("hq", f"{_DOC}/mypy/html", r"^(?!genindex|search|config_file|command_line|index)"),
+            ("cc", f"{_DOC}/mypy/html", r"^(genindex|search)"),
+        ),
+    ),
     TextPackage(
         "gnustep-base-doc",
         (("hq", "usr/share/GNUstep/Documentation", r"ProgrammingManual/"), ("cc", "usr/share/GNUstep/Documentation", r"/Reference/")),
@@ -570,13 +576,19 @@ def _text_lines(package: TextPackage, tree: Path) -> list[tuple[str, str]]:
             if not re.search(files, name) or path.stat().st_size > MAX_FILE_BYTES:
                 continue
             words = extract_plain_text(decode(path.read_bytes()), main_content=True).split()
-            found[label] += itertools.islice((f"__label__{label} {piece}" for piece in _pieces(words, name)), LINES_PER_FILE)
+            found[label] += itertools.islice((f"__label__{label} {piece}" for piece in _pieces(words, name, label)), LINES_PER_FILE)
     return [(label, line) for label in found for line in sorted(set(found[label]), key=_order)[:LINES_PER_PACKAGE]]
 
 
-def _pieces(words: list[str], name: str) -> Iterator[str]:
-    """Runs of CHUNK_WORDS words; how long each is depends on the file's name and the place in it."""
+def _pieces(words: list[str], name: str, label: str) -> Iterator[str]:
+    """Runs of CHUNK_WORDS words; how long each is depends on the file's name and the place in it.
+
+    A reference page with less text than a run (an index stub, a bare declaration) is a piece of its own: without any, a classifier
+    takes what is short for whatever it likes.
+    """
     least, most = CHUNK_WORDS
+    if label == "cc" and 0 < len(words) < least:
+        yield " ".join(words)
     at = 0
     while len(words) - at >= least:
         drawn = int.from_bytes(hashlib.blake2b(f"{name}:{at}".encode(), digest_size=4).digest(), "big")
