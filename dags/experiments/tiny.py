@@ -51,7 +51,7 @@ def tiny(
     batch_pages: int = 50,
     vocab_size: int = 2048,
     train_tokens: int = 600_000,
-    heldout_fraction: float = 0.06,
+    heldout_fraction: float = 0.07,
 ) -> Arms:
     """Question: which crawl policy gives the better tiny language model, for the same pages crawled and for the same fetches?
 
@@ -71,7 +71,7 @@ def tiny(
         rater = Stage(ScorerConfig(kind="fasttext", source=External(name="scorer model", path=scorer)))
     else:
         text = SyntheticText() if synthetic else External(name="scorer text", path=scorer_text)
-        rater = Stage(ScorerConfig(kind="train_fasttext", source=text))
+        rater = Stage(ScorerConfig(kind="train_fasttext", source=text, epochs=25))
     scores = Stage(ScoreConfig(), corpus=web, scorer=rater)
     if tokenizer:
         bpe = Stage(TokenizerConfig(source=External(name="tokenizer", path=tokenizer)))
