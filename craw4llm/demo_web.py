@@ -42,6 +42,7 @@ from craw4llm.errors import StorageError
 
 SCORER_TEXT = "scorer_text.txt"
 MIN_PAGES = 1000  # fewer are no web to crawl: the synthetic one takes their place
+SYNTHETIC_PAGES = 6000  # of the web that takes the place of real pages: `tiny` keeps 400, and its oracle needs ten times as many
 MIN_LINES = 200  # of each label
 MAX_LINES = 1500  # of each label
 LINES_PER_PACKAGE = 300
@@ -291,7 +292,7 @@ def fetch(folder: Path, report: Report) -> str:
             return _kept(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise StorageError(f"{folder} exists and is no demo web; delete it or choose another folder")
-        partial = folder.parent / f".{folder.name}.partial"
+        partial = folder.parent.resolve() / f".{folder.name}.partial"  # absolute: apt-get and dpkg-deb run in folders of their own
         with (folder.parent / f".{folder.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with its process, also after kill -9
             if _is_finished(folder):
@@ -324,7 +325,7 @@ def _fill(partial: Path, report: Report) -> str:
     except _Unavailable as error:
         shutil.rmtree(partial / "web", ignore_errors=True)
         report(f"no real pages: {error}; the synthetic web takes their place")
-        web = SyntheticWeb()
+        web = SyntheticWeb(pages=SYNTHETIC_PAGES)
         _write_json(partial / "web" / WEB_JSON, {"kind": "synthetic", "reason": str(error), "pages": web.pages, "seed": web.seed})
         _write_lines(partial / SCORER_TEXT, training_lines(SyntheticText()))
         return f"a synthetic web of {web.pages:,} pages, because {error}"
@@ -345,14 +346,14 @@ def _fill_real(partial: Path, report: Report) -> str:
     trouble = _download(packages, names)
 
     sites, had, n_pages = _take_pages(web, packages, partial / "web", report)
-    lines, text_had = _take_text(packages)
+    lines, text_had = _take_text(packages, report)
     missing = [name or package.names[0] for package, name in web.items() if name not in had]
     missing += [package.name for package in TEXT if package.name not in text_had]
     skipped = f"left out: {', '.join(missing)}" if missing else ""
     if missing:
         report(f"{skipped}{f' ({trouble})' if trouble else ''}")
     if n_pages < MIN_PAGES:
-        why = trouble or "apt-get does not know the other packages"
+        why = trouble or "the other packages are unknown to apt-get or could not be unpacked"
         raise _Unavailable(f"only {n_pages:,} pages could be had, {MIN_PAGES:,} are needed ({why})")
     taken = min(len(lines["hq"]), len(lines["cc"]), MAX_LINES)
     if taken < MIN_LINES:
@@ -381,7 +382,7 @@ def _take_pages(
     had: dict[str, str] = {}
     n_pages = 0
     for package, name in web.items():
-        with _unpacked(packages, name) as unpacked:
+        with _unpacked(packages, name, report) as unpacked:
             if unpacked is None or name is None:
                 continue
             tree, version = unpacked
@@ -395,12 +396,12 @@ def _take_pages(
     return sites, had, n_pages
 
 
-def _take_text(packages: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+def _take_text(packages: Path, report: Report) -> tuple[dict[str, list[str]], dict[str, str]]:
     """(label -> labelled lines, name -> version of the packages that they come from)."""
     lines: dict[str, list[str]] = {"hq": [], "cc": []}
     had: dict[str, str] = {}
     for package in TEXT:
-        with _unpacked(packages, package.name) as unpacked:
+        with _unpacked(packages, package.name, report) as unpacked:
             if unpacked is None:
                 continue
             tree, version = unpacked
@@ -475,7 +476,7 @@ def _deb(folder: Path, name: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def _unpacked(packages: Path, name: str | None) -> Iterator[tuple[Path, str] | None]:
+def _unpacked(packages: Path, name: str | None, report: Report) -> Iterator[tuple[Path, str] | None]:
     """(folder of the unpacked package, its version) while the context lasts; None if it could not be had."""
     deb = _deb(packages, name) if name else None
     if deb is None:
@@ -486,6 +487,8 @@ def _unpacked(packages: Path, name: str | None) -> Iterator[tuple[Path, str] | N
     tree.mkdir()
     try:
         done = _run(["dpkg-deb", "-x", str(deb), str(tree)], packages)
+        if done.returncode != 0:
+            report(f"{deb.name} cannot be unpacked: {done.stderr.strip() or 'dpkg-deb gave no reason'}")
         yield (tree, unquote(deb.name.split("_")[1])) if done.returncode == 0 else None
     finally:
         shutil.rmtree(tree, ignore_errors=True)
