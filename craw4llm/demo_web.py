@@ -12,7 +12,7 @@ Packages that cannot be had are left out and named. If hardly any can be had, th
 reason. A finished folder is kept as it is; an interrupted attempt leaves nothing that counts as finished.
 
 **The scorer text is a stand-in for the training data of DCLM's classifier** (instruction data and ELI5 against web pages, arXiv
-2406.11794): `hq` is tutorial and handbook prose, `cc` is reference lists, API indexes, release notes and generated class pages. It
+2406.11794): `hq` is tutorial and handbook prose, `cc` is reference lists, API indexes, release notes, generated class pages and stubs. It
 comes from packages that are not part of the web. A classifier trained on it tells explaining text from listing text, no more.
 """
 
@@ -42,6 +42,7 @@ from craw4llm.errors import StorageError
 
 SCORER_TEXT = "scorer_text.txt"
 MIN_PAGES = 1000  # fewer are no web to crawl: the synthetic one takes their place
+SYNTHETIC_PAGES = 6000  # of the web that takes the place of real pages: `tiny` keeps 400, and its oracle needs ten times as many
 MIN_LINES = 200  # of each label
 MAX_LINES = 1500  # of each label
 LINES_PER_PACKAGE = 300
@@ -231,31 +232,37 @@ TEXT: tuple[TextPackage, ...] = (
         "python-scrapy-doc",
         (
             ("hq", f"{_DOC}/python-scrapy-doc/html", r"^(intro|topics)/"),
-            ("cc", f"{_DOC}/python-scrapy-doc/html", r"^(news|genindex)|^_modules/"),
+            ("cc", f"{_DOC}/python-scrapy-doc/html", r"^(news|genindex|search|py-modindex)|^_modules/"),
         ),
     ),
     TextPackage(
         "python-tornado-doc",
         (
             ("hq", f"{_DOC}/python-tornado-doc/html", r"^guide/|^faq"),
-            ("cc", f"{_DOC}/python-tornado-doc/html", r"^releases/|^_modules/|^genindex"),
+            ("cc", f"{_DOC}/python-tornado-doc/html", r"^releases/|^_modules/|^(genindex|search|py-modindex)"),
         ),
     ),
     TextPackage(
         "python-coverage-doc",
         (
             ("hq", f"{_DOC}/python-coverage-doc/html", r"^(?!changes|genindex|search|api|py-)"),
-            ("cc", f"{_DOC}/python-coverage-doc/html", r"^(changes|genindex)"),
+            ("cc", f"{_DOC}/python-coverage-doc/html", r"^(changes|genindex|search|py-modindex)"),
         ),
     ),
     TextPackage(
         "python-aiohttp-doc",
         (
             ("hq", f"{_DOC}/python-aiohttp-doc/html", r"quickstart|tutorial|faq|testing"),
-            ("cc", f"{_DOC}/python-aiohttp-doc/html", r"reference|changes|genindex"),
+            ("cc", f"{_DOC}/python-aiohttp-doc/html", r"reference|changes|genindex|search|py-modindex"),
         ),
     ),
-    TextPackage("mypy-doc", (("hq", f"{_DOC}/mypy/html", r"^(?!genindex|search|config_file|command_line|index)"),)),
+    TextPackage(
+        "mypy-doc",
+        (
+            ("hq", f"{_DOC}/mypy/html", r"^(?!genindex|search|config_file|command_line|index)"),
+            ("cc", f"{_DOC}/mypy/html", r"^(genindex|search)"),
+        ),
+    ),
     TextPackage(
         "gnustep-base-doc",
         (("hq", "usr/share/GNUstep/Documentation", r"ProgrammingManual/"), ("cc", "usr/share/GNUstep/Documentation", r"/Reference/")),
@@ -285,7 +292,7 @@ def fetch(folder: Path, report: Report) -> str:
             return _kept(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise StorageError(f"{folder} exists and is no demo web; delete it or choose another folder")
-        partial = folder.parent / f".{folder.name}.partial"
+        partial = folder.parent.resolve() / f".{folder.name}.partial"  # absolute: apt-get and dpkg-deb run in folders of their own
         with (folder.parent / f".{folder.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with its process, also after kill -9
             if _is_finished(folder):
@@ -318,7 +325,7 @@ def _fill(partial: Path, report: Report) -> str:
     except _Unavailable as error:
         shutil.rmtree(partial / "web", ignore_errors=True)
         report(f"no real pages: {error}; the synthetic web takes their place")
-        web = SyntheticWeb()
+        web = SyntheticWeb(pages=SYNTHETIC_PAGES)
         _write_json(partial / "web" / WEB_JSON, {"kind": "synthetic", "reason": str(error), "pages": web.pages, "seed": web.seed})
         _write_lines(partial / SCORER_TEXT, training_lines(SyntheticText()))
         return f"a synthetic web of {web.pages:,} pages, because {error}"
@@ -339,14 +346,14 @@ def _fill_real(partial: Path, report: Report) -> str:
     trouble = _download(packages, names)
 
     sites, had, n_pages = _take_pages(web, packages, partial / "web", report)
-    lines, text_had = _take_text(packages)
+    lines, text_had = _take_text(packages, report)
     missing = [name or package.names[0] for package, name in web.items() if name not in had]
     missing += [package.name for package in TEXT if package.name not in text_had]
     skipped = f"left out: {', '.join(missing)}" if missing else ""
     if missing:
         report(f"{skipped}{f' ({trouble})' if trouble else ''}")
     if n_pages < MIN_PAGES:
-        why = trouble or "apt-get does not know the other packages"
+        why = trouble or "the other packages are unknown to apt-get or could not be unpacked"
         raise _Unavailable(f"only {n_pages:,} pages could be had, {MIN_PAGES:,} are needed ({why})")
     taken = min(len(lines["hq"]), len(lines["cc"]), MAX_LINES)
     if taken < MIN_LINES:
@@ -375,7 +382,7 @@ def _take_pages(
     had: dict[str, str] = {}
     n_pages = 0
     for package, name in web.items():
-        with _unpacked(packages, name) as unpacked:
+        with _unpacked(packages, name, report) as unpacked:
             if unpacked is None or name is None:
                 continue
             tree, version = unpacked
@@ -389,12 +396,12 @@ def _take_pages(
     return sites, had, n_pages
 
 
-def _take_text(packages: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+def _take_text(packages: Path, report: Report) -> tuple[dict[str, list[str]], dict[str, str]]:
     """(label -> labelled lines, name -> version of the packages that they come from)."""
     lines: dict[str, list[str]] = {"hq": [], "cc": []}
     had: dict[str, str] = {}
     for package in TEXT:
-        with _unpacked(packages, package.name) as unpacked:
+        with _unpacked(packages, package.name, report) as unpacked:
             if unpacked is None:
                 continue
             tree, version = unpacked
@@ -469,7 +476,7 @@ def _deb(folder: Path, name: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def _unpacked(packages: Path, name: str | None) -> Iterator[tuple[Path, str] | None]:
+def _unpacked(packages: Path, name: str | None, report: Report) -> Iterator[tuple[Path, str] | None]:
     """(folder of the unpacked package, its version) while the context lasts; None if it could not be had."""
     deb = _deb(packages, name) if name else None
     if deb is None:
@@ -480,6 +487,8 @@ def _unpacked(packages: Path, name: str | None) -> Iterator[tuple[Path, str] | N
     tree.mkdir()
     try:
         done = _run(["dpkg-deb", "-x", str(deb), str(tree)], packages)
+        if done.returncode != 0:
+            report(f"{deb.name} cannot be unpacked: {done.stderr.strip() or 'dpkg-deb gave no reason'}")
         yield (tree, unquote(deb.name.split("_")[1])) if done.returncode == 0 else None
     finally:
         shutil.rmtree(tree, ignore_errors=True)
@@ -570,13 +579,19 @@ def _text_lines(package: TextPackage, tree: Path) -> list[tuple[str, str]]:
             if not re.search(files, name) or path.stat().st_size > MAX_FILE_BYTES:
                 continue
             words = extract_plain_text(decode(path.read_bytes()), main_content=True).split()
-            found[label] += itertools.islice((f"__label__{label} {piece}" for piece in _pieces(words, name)), LINES_PER_FILE)
+            found[label] += itertools.islice((f"__label__{label} {piece}" for piece in _pieces(words, name, label)), LINES_PER_FILE)
     return [(label, line) for label in found for line in sorted(set(found[label]), key=_order)[:LINES_PER_PACKAGE]]
 
 
-def _pieces(words: list[str], name: str) -> Iterator[str]:
-    """Runs of CHUNK_WORDS words; how long each is depends on the file's name and the place in it."""
+def _pieces(words: list[str], name: str, label: str) -> Iterator[str]:
+    """Runs of CHUNK_WORDS words; how long each is depends on the file's name and the place in it.
+
+    A reference page with less text than a run (an index stub, a bare declaration) is a piece of its own: without any, a classifier
+    takes what is short for whatever it likes.
+    """
     least, most = CHUNK_WORDS
+    if label == "cc" and 0 < len(words) < least:
+        yield " ".join(words)
     at = 0
     while len(words) - at >= least:
         drawn = int.from_bytes(hashlib.blake2b(f"{name}:{at}".encode(), digest_size=4).digest(), "big")

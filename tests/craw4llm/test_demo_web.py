@@ -172,6 +172,11 @@ def test_success(repository: Repository, tmp_path: Path, build: Build) -> None:
     assert corpus.count("links") > 5
 
 
+def test_a_relative_folder(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "12 HTML files of 2 packages" in fetch(Path("data/demo-web"), lambda line: None)
+
+
 def test_a_finished_folder_is_kept(repository: Repository, tmp_path: Path) -> None:
     folder = tmp_path / "demo-web"
     fetch(folder, lambda line: None)
@@ -234,13 +239,16 @@ def test_without_packages_the_synthetic_web_takes_their_place(
     elif fault == "no scorer text":
         (root / "api.tar").unlink()
     else:
-        repository.tool("dpkg-deb", "exit 2")
+        repository.tool("dpkg-deb", "echo 'dpkg-deb: not a Debian archive' >&2; exit 2")
     folder = tmp_path / "demo-web"
     said: list[str] = []
     result = fetch(folder, said.append)
     record = json.loads((folder / "web" / "web.json").read_text())
     assert record["kind"] == "synthetic"
     assert reason in record["reason"] and reason in result and any(reason in line for line in said)
+    assert record["pages"] >= 6000
+    if fault == "broken packages":
+        assert any("cannot be unpacked: dpkg-deb: not a Debian archive" in line for line in said)
     assert sorted(path.name for path in folder.iterdir()) == ["scorer_text.txt", "web"]
     assert [path.name for path in (folder / "web").iterdir()] == ["web.json"]
     assert "synthetic web" in fetch(folder, said.append)
