@@ -155,7 +155,7 @@ def against_nanochat(
         data = [dict(row) for row in file.rows]
         seconds = [
             timed(lambda data=data, task=task: core_eval.evaluate_task(Theirs(), Words(), data, device, task)),
-            timed(lambda file=file: ours(file, encode_batch, counting)),
+            timed(lambda file=file: ours(file, encode_batch, counting, Batching.on(device))),
         ]
         n = len(file.rows)
         speed, ratio = [n / s for s in seconds], seconds[0] / seconds[1]

@@ -123,7 +123,7 @@ def _rank(
             encode_batch=partial(tokenizer.encode_batch, specials=True),
             context=_context(config, model),
             few_shot_seed=config.few_shot_seed,
-            batching=Batching(sequences=execution.micro_batch),
+            batching=Batching.on(device, execution.micro_batch),
         )
         pages = read_pages(inputs["heldout"])
         with execution.progress("evaluate held-out", total=len(pages.page), unit="page") as progress:

@@ -83,7 +83,7 @@ def evaluate_model(
             encode_batch=encode_batch,
             context=opened.model.context,
             few_shot_seed=few_shot_seed,
-            batching=Batching(sequences=execution.micro_batch),
+            batching=Batching.on(device, execution.micro_batch),
         )
         settings = {
             "model": where,
