@@ -50,7 +50,7 @@ def tiny(
     pages: int = 400,
     batch_pages: int = 50,
     vocab_size: int = 2048,
-    train_tokens: int = 600_000,
+    train_tokens: int = 400_000,
     heldout_fraction: float = 0.07,
 ) -> Arms:
     """Question: which crawl policy gives the better tiny language model, for the same pages crawled and for the same fetches?
