@@ -1,6 +1,6 @@
 # make demo     set up .venv and run the experiment `tiny` on real linked pages; prints the report's path
 # make test     set up .venv and run all checks
-# make airflow  the same experiment in the Airflow UI
+# make airflow  the same experiment in the Airflow UI; PORT=8181 for another port, Ctrl-C stops it
 #
 # Settings: PYTHON=python3.12  CORPUS=web.parquet  SCORER=model.bin  SCORER_TEXT=lines.txt  TOKENIZER=tokenizer.json  SEEDS=seeds.txt
 #           ARGS="--set pages=300 --jobs 1"   (further arguments of `craw4llm run`)
@@ -30,7 +30,7 @@ check: venv
 
 airflow: venv
 	@$(BIN)/craw4llm fetch demo-web
-	@scripts/airflow.sh start
+	@$(BIN)/python scripts/airflow_server.py start
 
 venv: $(READY)
 

@@ -27,6 +27,7 @@ Policy = Literal[
     "predicted",
 ]
 Knowledge = Literal["target_text", "full_graph", "live"]
+Dangling = Literal["dead", "outside"]
 
 # What a policy may know when it orders the frontier (docs/artifacts.md, "Policies"). `target_text` costs a fetch per discovered page.
 KNOWLEDGE: dict[str, Knowledge] = {
@@ -162,13 +163,13 @@ class CorpusConfig(Config):
     source: External | SyntheticWeb
     heldout_fraction: float = 0.01
     heldout_min_chars: int = 200
-    dangling_links: Literal["dead", "outside"] = "dead"
+    dangling_links: Dangling = "dead"
     max_text_chars: int = 100_000
 
     def check(self) -> None:
         if not 0 <= self.heldout_fraction < 1:
             raise self.refuse("heldout_fraction", "at least 0 and under 1")
-        if self.dangling_links not in ("dead", "outside"):
+        if self.dangling_links not in get_args(Dangling):
             raise self.refuse("dangling_links", "dead or outside")
         if self.max_text_chars < 1:
             raise self.refuse("max_text_chars", "at least 1")
@@ -423,6 +424,7 @@ class TokenizeConfig(Config):
     pages "selection": the kept pages in the order of the selection, packed across documents, the samples shuffled by
         `shuffle_seed`. pages "heldout": the held-out pages by id, not shuffled, with the place of each page kept.
     sample_tokens: context length of the model plus one (2,049 in the paper's recipe).
+    max_page_chars: only so many characters from the start of each page (small experiments evaluate on many pages, not on long ones).
     """
 
     stage: ClassVar[str] = "tokenize"
@@ -432,10 +434,13 @@ class TokenizeConfig(Config):
     sample_tokens: int = 2049
     shuffle_seed: int = 42
     last_sample: Literal["drop", "pad"] = "drop"
+    max_page_chars: int | None = None
 
     def check(self) -> None:
         if self.sample_tokens < 2:
             raise self.refuse("sample_tokens", "at least 2")
+        if self.max_page_chars is not None and self.max_page_chars < 1:
+            raise self.refuse("max_page_chars", "at least 1, or None")
 
     def check_inputs(self, names: frozenset[str]) -> None:
         if (self.pages == "selection") != ("selection" in names):

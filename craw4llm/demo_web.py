@@ -12,7 +12,7 @@ Packages that cannot be had are left out and named. If hardly any can be had, th
 reason. A finished folder is kept as it is; an interrupted attempt leaves nothing that counts as finished.
 
 **The scorer text is a stand-in for the training data of DCLM's classifier** (instruction data and ELI5 against web pages, arXiv
-2406.11794): `hq` is tutorial and handbook prose, `cc` is reference lists, API indexes, release notes and generated class pages. It
+2406.11794): `hq` is tutorial and handbook prose, `cc` is reference lists, API indexes, release notes, generated class pages and stubs. It
 comes from packages that are not part of the web. A classifier trained on it tells explaining text from listing text, no more.
 """
 
@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
@@ -42,6 +42,7 @@ from craw4llm.errors import StorageError
 
 SCORER_TEXT = "scorer_text.txt"
 MIN_PAGES = 1000  # fewer are no web to crawl: the synthetic one takes their place
+SYNTHETIC_PAGES = 6000  # of the web that takes the place of real pages: `tiny` keeps 400, and its oracle needs ten times as many
 MIN_LINES = 200  # of each label
 MAX_LINES = 1500  # of each label
 LINES_PER_PACKAGE = 300
@@ -231,31 +232,37 @@ TEXT: tuple[TextPackage, ...] = (
         "python-scrapy-doc",
         (
             ("hq", f"{_DOC}/python-scrapy-doc/html", r"^(intro|topics)/"),
-            ("cc", f"{_DOC}/python-scrapy-doc/html", r"^(news|genindex)|^_modules/"),
+            ("cc", f"{_DOC}/python-scrapy-doc/html", r"^(news|genindex|search|py-modindex)|^_modules/"),
         ),
     ),
     TextPackage(
         "python-tornado-doc",
         (
             ("hq", f"{_DOC}/python-tornado-doc/html", r"^guide/|^faq"),
-            ("cc", f"{_DOC}/python-tornado-doc/html", r"^releases/|^_modules/|^genindex"),
+            ("cc", f"{_DOC}/python-tornado-doc/html", r"^releases/|^_modules/|^(genindex|search|py-modindex)"),
         ),
     ),
     TextPackage(
         "python-coverage-doc",
         (
             ("hq", f"{_DOC}/python-coverage-doc/html", r"^(?!changes|genindex|search|api|py-)"),
-            ("cc", f"{_DOC}/python-coverage-doc/html", r"^(changes|genindex)"),
+            ("cc", f"{_DOC}/python-coverage-doc/html", r"^(changes|genindex|search|py-modindex)"),
         ),
     ),
     TextPackage(
         "python-aiohttp-doc",
         (
             ("hq", f"{_DOC}/python-aiohttp-doc/html", r"quickstart|tutorial|faq|testing"),
-            ("cc", f"{_DOC}/python-aiohttp-doc/html", r"reference|changes|genindex"),
+            ("cc", f"{_DOC}/python-aiohttp-doc/html", r"reference|changes|genindex|search|py-modindex"),
         ),
     ),
-    TextPackage("mypy-doc", (("hq", f"{_DOC}/mypy/html", r"^(?!genindex|search|config_file|command_line|index)"),)),
+    TextPackage(
+        "mypy-doc",
+        (
+            ("hq", f"{_DOC}/mypy/html", r"^(?!genindex|search|config_file|command_line|index)"),
+            ("cc", f"{_DOC}/mypy/html", r"^(genindex|search)"),
+        ),
+    ),
     TextPackage(
         "gnustep-base-doc",
         (("hq", "usr/share/GNUstep/Documentation", r"ProgrammingManual/"), ("cc", "usr/share/GNUstep/Documentation", r"/Reference/")),
@@ -285,7 +292,7 @@ def fetch(folder: Path, report: Report) -> str:
             return _kept(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise StorageError(f"{folder} exists and is no demo web; delete it or choose another folder")
-        partial = folder.parent / f".{folder.name}.partial"
+        partial = folder.parent.resolve() / f".{folder.name}.partial"  # absolute: apt-get and dpkg-deb run in folders of their own
         with (folder.parent / f".{folder.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with its process, also after kill -9
             if _is_finished(folder):
@@ -318,7 +325,7 @@ def _fill(partial: Path, report: Report) -> str:
     except _Unavailable as error:
         shutil.rmtree(partial / "web", ignore_errors=True)
         report(f"no real pages: {error}; the synthetic web takes their place")
-        web = SyntheticWeb()
+        web = SyntheticWeb(pages=SYNTHETIC_PAGES)
         _write_json(partial / "web" / WEB_JSON, {"kind": "synthetic", "reason": str(error), "pages": web.pages, "seed": web.seed})
         _write_lines(partial / SCORER_TEXT, training_lines(SyntheticText()))
         return f"a synthetic web of {web.pages:,} pages, because {error}"
@@ -330,68 +337,83 @@ def _fill_real(partial: Path, report: Report) -> str:
             raise _Unavailable(f"{tool} is not installed (real pages come from Debian packages)")
     packages = partial / "packages"
     packages.mkdir()
-    wanted = [package.names for package in WEB] + [(package.name,) for package in TEXT]
-    known = _known_packages([name for names in wanted for name in names])
-    chosen = [next((name for name in names if name in known), None) for names in wanted]
-    names = [name for name in chosen if name]
+    sizes = _known_packages([name for package in WEB for name in package.names] + [package.name for package in TEXT])
+    web = {package: next((name for name in package.names if name in sizes), None) for package in WEB}
+    names = [name for name in web.values() if name] + [package.name for package in TEXT if package.name in sizes]
     if not names:
         raise _Unavailable("apt-get knows none of the documentation packages (are its lists empty? `sudo apt-get update` fills them)")
-    size_mb = sum(known[name] for name in names) / 1e6
-    report(f"downloading {len(names)} documentation packages, {size_mb:.0f} MB")
+    report(f"downloading {len(names)} documentation packages, {sum(sizes[name] for name in names) / 1e6:.0f} MB")
     trouble = _download(packages, names)
 
-    sites: list[dict[str, object]] = []
-    had: list[str] = []
-    missing: list[str] = []
-    n_pages = 0
-    lines: dict[str, list[str]] = {"hq": [], "cc": []}
-    text_from: list[str] = []
-    web_names, text_names = chosen[: len(WEB)], chosen[len(WEB) :]
-    for package, name in zip(WEB, web_names, strict=True):
-        with _unpacked(packages, name) as unpacked:
-            if unpacked is None or name is None:
-                missing.append(package.names[0])
-                continue
-            tree, version = unpacked
-            entries = _copy_sites(package, name, version, tree, partial / "web")
-        if not entries:
-            missing.append(name)
-            continue
-        sites += [entry for entry, _ in entries]
-        n_files = sum(count for _, count in entries)
-        n_pages += n_files
-        had.append(f"{name} {version}")
-        report(f"{name} {version}: {n_files:,} HTML files")
-    for text, name in zip(TEXT, text_names, strict=True):
-        with _unpacked(packages, name) as unpacked:
-            found = _text_lines(text, unpacked[0]) if unpacked else []
-        if unpacked is None or not found:
-            missing.append(text.name)
-            continue
-        for label, line in found:
-            lines[label].append(line)
-        text_from.append(f"{text.name} {unpacked[1]}")
+    sites, had, n_pages = _take_pages(web, packages, partial / "web", report)
+    lines, text_had = _take_text(packages, report)
+    missing = [name or package.names[0] for package, name in web.items() if name not in had]
+    missing += [package.name for package in TEXT if package.name not in text_had]
+    skipped = f"left out: {', '.join(missing)}" if missing else ""
     if missing:
-        report(f"left out, as they cannot be had here: {', '.join(missing)}{f' ({trouble})' if trouble else ''}")
+        report(f"{skipped}{f' ({trouble})' if trouble else ''}")
     if n_pages < MIN_PAGES:
-        raise _Unavailable(
-            f"only {n_pages:,} pages could be had, {MIN_PAGES:,} are needed ({trouble or 'most packages are not known to apt-get'})"
-        )
+        why = trouble or "the other packages are unknown to apt-get or could not be unpacked"
+        raise _Unavailable(f"only {n_pages:,} pages could be had, {MIN_PAGES:,} are needed ({why})")
     taken = min(len(lines["hq"]), len(lines["cc"]), MAX_LINES)
     if taken < MIN_LINES:
         raise _Unavailable(f"only {taken:,} lines of scorer text of each kind could be had, {MIN_LINES:,} are needed")
+
     system = _system()
-    skipped = f"; left out: {', '.join(missing)}" if missing else ""
-    origin = f"{len(had)} documentation packages of {system} at their public addresses: {', '.join(had)}{skipped}"
+    ending = f"; {skipped}" if skipped else ""
+    origin = f"{len(had)} documentation packages of {system} at their public addresses: {_versions(had)}{ending}"
     _write_json(partial / "web" / WEB_JSON, {"kind": "html_tree", "origin": origin, "sites": sites})
-    chosen_lines = sorted((line for label in lines for line in sorted(lines[label], key=_order)[:taken]), key=_order)
     comments = [
-        f"# origin: prose (hq) and lists (cc) from {len(text_from)} documentation packages of {system}, none of them in the web: {', '.join(text_from)}",
+        f"# origin: prose (hq) and lists (cc) from {len(text_had)} documentation packages of {system}, none of them in the web: "
+        + _versions(text_had),
         "# licence: each package's own, all free by the Debian Free Software Guidelines; see its copyright file",
         "# a stand-in for the training data of DCLM's classifier: hq is tutorial and handbook text, cc is references and release notes",
     ]
-    _write_lines(partial / SCORER_TEXT, comments + chosen_lines)
-    return f"{n_pages:,} HTML files of {len(had)} packages of {system}, {2 * taken:,} lines of scorer text{skipped}"
+    kept = [line for label in lines for line in sorted(lines[label], key=_order)[:taken]]
+    _write_lines(partial / SCORER_TEXT, comments + sorted(kept, key=_order))  # the labels mixed: training goes through them in order
+    return f"{n_pages:,} HTML files of {len(had)} packages of {system}, {2 * taken:,} lines of scorer text{ending}"
+
+
+def _take_pages(
+    web: Mapping[WebPackage, str | None], packages: Path, out: Path, report: Report
+) -> tuple[list[dict[str, object]], dict[str, str], int]:
+    """Copies the pages of all packages. Returns (sites of web.json, name -> version of the packages that have pages, pages)."""
+    sites: list[dict[str, object]] = []
+    had: dict[str, str] = {}
+    n_pages = 0
+    for package, name in web.items():
+        with _unpacked(packages, name, report) as unpacked:
+            if unpacked is None or name is None:
+                continue
+            tree, version = unpacked
+            entries = _copy_sites(package, name, version, tree, out)
+        if entries:
+            n_files = sum(count for _, count in entries)
+            report(f"{name} {version}: {n_files:,} HTML files")
+            sites += [entry for entry, _ in entries]
+            had[name] = version
+            n_pages += n_files
+    return sites, had, n_pages
+
+
+def _take_text(packages: Path, report: Report) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """(label -> labelled lines, name -> version of the packages that they come from)."""
+    lines: dict[str, list[str]] = {"hq": [], "cc": []}
+    had: dict[str, str] = {}
+    for package in TEXT:
+        with _unpacked(packages, package.name, report) as unpacked:
+            if unpacked is None:
+                continue
+            tree, version = unpacked
+            found = _text_lines(package, tree)
+        for label, line in found:
+            lines[label].append(line)
+            had[package.name] = version
+    return lines, had
+
+
+def _versions(packages: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
 def _run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -415,7 +437,7 @@ def _run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 def _known_packages(names: list[str]) -> dict[str, int]:
     """name -> size in bytes, of those that this machine's package lists have."""
     shown = _run(["apt-cache", "show", "--no-all-versions", *names], Path.cwd()).stdout
-    known = {}
+    known: dict[str, int] = {}
     for stanza in shown.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and not line.startswith(" "))
         if "Package" in fields and fields.get("Size", "").isdigit():
@@ -454,7 +476,7 @@ def _deb(folder: Path, name: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def _unpacked(packages: Path, name: str | None) -> Iterator[tuple[Path, str] | None]:
+def _unpacked(packages: Path, name: str | None, report: Report) -> Iterator[tuple[Path, str] | None]:
     """(folder of the unpacked package, its version) while the context lasts; None if it could not be had."""
     deb = _deb(packages, name) if name else None
     if deb is None:
@@ -465,6 +487,8 @@ def _unpacked(packages: Path, name: str | None) -> Iterator[tuple[Path, str] | N
     tree.mkdir()
     try:
         done = _run(["dpkg-deb", "-x", str(deb), str(tree)], packages)
+        if done.returncode != 0:
+            report(f"{deb.name} cannot be unpacked: {done.stderr.strip() or 'dpkg-deb gave no reason'}")
         yield (tree, unquote(deb.name.split("_")[1])) if done.returncode == 0 else None
     finally:
         shutil.rmtree(tree, ignore_errors=True)
@@ -487,7 +511,7 @@ def _copy_sites(package: WebPackage, name: str, version: str, tree: Path, web: P
             shutil.copyfile(path, target)
             count += 1
         if count:
-            entry = {
+            entry: dict[str, object] = {
                 "folder": place,
                 "base_url": site.base_url,
                 "package": name,
@@ -555,13 +579,19 @@ def _text_lines(package: TextPackage, tree: Path) -> list[tuple[str, str]]:
             if not re.search(files, name) or path.stat().st_size > MAX_FILE_BYTES:
                 continue
             words = extract_plain_text(decode(path.read_bytes()), main_content=True).split()
-            found[label] += itertools.islice((f"__label__{label} {piece}" for piece in _pieces(words, name)), LINES_PER_FILE)
+            found[label] += itertools.islice((f"__label__{label} {piece}" for piece in _pieces(words, name, label)), LINES_PER_FILE)
     return [(label, line) for label in found for line in sorted(set(found[label]), key=_order)[:LINES_PER_PACKAGE]]
 
 
-def _pieces(words: list[str], name: str) -> Iterator[str]:
-    """Runs of CHUNK_WORDS words; how long each is depends on the file's name and the place in it."""
+def _pieces(words: list[str], name: str, label: str) -> Iterator[str]:
+    """Runs of CHUNK_WORDS words; how long each is depends on the file's name and the place in it.
+
+    A reference page with less text than a run (an index stub, a bare declaration) is a piece of its own: without any, a classifier
+    takes what is short for whatever it likes.
+    """
     least, most = CHUNK_WORDS
+    if label == "cc" and 0 < len(words) < least:
+        yield " ".join(words)
     at = 0
     while len(words) - at >= least:
         drawn = int.from_bytes(hashlib.blake2b(f"{name}:{at}".encode(), digest_size=4).digest(), "big")

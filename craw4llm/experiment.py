@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from craw4llm.errors import ConfigError
 from craw4llm.stage import Config, Stage
@@ -36,6 +36,7 @@ class Parameter:
     type: type
     default: Any
     help: str = ""
+    choices: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,8 @@ class Experiment:
 def experiment(
     *, replicates: int = 1, tags: tuple[str, ...] = (), help: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., Arms]], Experiment]:
-    """Declares the function below it. Its keyword-only arguments are the experiment's parameters.
+    """Declares the function below it. Its keyword-only arguments are the experiment's parameters: int, float, str, bool, or a
+    Literal of strings, which becomes a choice.
 
     help: parameter name -> one line for the form and the command line.
     """
@@ -89,9 +91,13 @@ def experiment(
         for p in inspect.signature(function, eval_str=True).parameters.values():
             if p.name == "replicate":
                 continue
-            if p.kind is not p.KEYWORD_ONLY or p.default is p.empty or p.annotation not in (int, float, str, bool):
-                raise ConfigError(f"{function.__name__}: {p.name} must be keyword-only, with a default, and int, float, str or bool")
-            parameters[p.name] = Parameter(p.name, p.annotation, p.default, (help or {}).get(p.name, ""))
+            choices = get_args(p.annotation) if get_origin(p.annotation) is Literal else ()
+            wanted = str if choices and all(isinstance(c, str) for c in choices) else p.annotation
+            if p.kind is not p.KEYWORD_ONLY or p.default is p.empty or wanted not in (int, float, str, bool):
+                raise ConfigError(
+                    f"{function.__name__}: {p.name} must be keyword-only, with a default, and int, float, str, bool or a Literal of strings"
+                )
+            parameters[p.name] = Parameter(p.name, wanted, p.default, (help or {}).get(p.name, ""), choices)
         unknown = set(help or {}) - set(parameters)
         if unknown:
             raise ConfigError(f"{function.__name__}: help for {', '.join(sorted(unknown))}, which are no parameters")
@@ -247,7 +253,9 @@ def load(name: str) -> Experiment:
 
 def _typed(owner: str, parameter: Parameter, value: Any) -> Any:
     wanted = parameter.type
-    error = ConfigError(f"{owner}: {parameter.name} is {value!r}; expected {wanted.__name__}")
+    error = ConfigError(f"{owner}: {parameter.name} is {value!r}; expected {' or '.join(parameter.choices) or wanted.__name__}")
+    if parameter.choices and value not in parameter.choices:
+        raise error
     if isinstance(value, str) and wanted is not str:
         text = value.strip()
         if wanted is bool:

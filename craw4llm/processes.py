@@ -4,46 +4,31 @@
         for result in pool.map(work, chunks): ...
 
 `concurrent.futures` with fresh interpreters (spawn: no inherited locks or threads). After `kill -9` of the parent an ordinary pool's
-workers would wait for work for ever; these notice that their parent has changed and end.
+workers would wait for work for ever; these watch their parent and end with it.
 """
 
 import contextlib
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import wait
 from typing import Any
 
-WATCH_EVERY_S = 0.5
 
-
-def end_with_parent() -> None:
-    """Ends this process within a second after its parent is gone, whatever it is doing."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(WATCH_EVERY_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="end-with-parent").start()
-
-
-def _start(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
-    end_with_parent()
-    if initializer is not None:
-        initializer(*initargs)
+def new_pool(workers: int, *, initializer: Callable[..., None] | None = None, initargs: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
+    """A pool of `workers` fresh processes, for owners that shut it down themselves."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(initializer, initargs))
 
 
 @contextlib.contextmanager
 def worker_pool(
     workers: int, *, initializer: Callable[..., None] | None = None, initargs: tuple[Any, ...] = ()
 ) -> Iterator[ProcessPoolExecutor]:
-    """A pool of `workers` fresh processes. On an error or interruption inside the block they are ended at once."""
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(initializer, initargs))
+    """A pool for the block. On an error or interruption inside the block its processes are ended at once."""
+    pool = new_pool(workers, initializer=initializer, initargs=initargs)
     try:
         yield pool
     except BaseException:
@@ -53,3 +38,17 @@ def worker_pool(
             process.terminate()
         raise
     pool.shutdown(wait=True)
+
+
+def _start(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True, name="end-with-parent").start()
+    if initializer is not None:
+        initializer(*initargs)
+
+
+def _end_with(sentinel: int) -> None:
+    with contextlib.suppress(OSError):
+        wait([sentinel])
+    os._exit(1)

@@ -52,7 +52,8 @@ def param(parameter: Parameter) -> Param:
     kind: Any = JSON_TYPES[parameter.type]
     if parameter.default == "":
         kind = [kind, "null"]  # a text that may stay empty
-    return Param(parameter.default, type=kind, title=parameter.name, description=parameter.help or None)
+    choices: dict[str, Any] = {"enum": list(parameter.choices)} if parameter.choices else {}
+    return Param(parameter.default, type=kind, title=parameter.name, description=parameter.help or None, **choices)
 
 
 def dag_of(experiment: Experiment) -> DAG:

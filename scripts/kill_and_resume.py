@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Kills a run with SIGKILL at random moments and starts it again, until it ends; the digests must be those of an undisturbed run.
 
-    python scripts/kill_and_resume.py --rounds 10 --kills 3       # thirty kills, some ten minutes on two cores
+    python scripts/kill_and_resume.py --kills 30       # rounds of up to three kills; some twenty minutes on two cores
 
 Each round has its own artifact root. Every other kill takes the whole process group (as a machine's end would), the rest only the main
 process, whose workers must notice and end by themselves. Prints a table; exits with 1 on any difference or leftover process.
@@ -16,18 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 EXPERIMENT = "mini"
+ONE_MINUTE = ("--set", "web_pages=3000", "--set", "pages=200", "--set", "train_tokens=500000")
 
 
-def start(root: Path) -> subprocess.Popen[bytes]:
+def start(root: Path, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     """Starts the experiment in a session of its own."""
-    command = [sys.executable, "-m", "craw4llm", "run", EXPERIMENT, "--root", str(root), "--jobs", "2"]
+    command = [sys.executable, "-m", "craw4llm", "run", EXPERIMENT, *settings, "--root", str(root), "--jobs", "2"]
     environment = os.environ | {"CRAW4LLM_EXPERIMENTS": str(PROJECT / "tests" / "experiments")}
-    log = (root.parent / f"{root.name}.log").open("ab")
-    return subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log, start_new_session=True)
+    with (root.parent / f"{root.name}.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
 def digests(root: Path) -> dict[str, str]:
@@ -52,20 +54,22 @@ def members(group: int) -> list[int]:
     return found
 
 
-def undisturbed(root: Path) -> tuple[float, dict[str, str]]:
+def undisturbed(root: Path, settings: Sequence[str] = ()) -> tuple[float, dict[str, str]]:
     """Seconds of a run that nothing disturbs, and its digests."""
     began = time.monotonic()
-    process = start(root)
+    process = start(root, settings)
     if process.wait(900) != 0:
         raise SystemExit(f"the undisturbed run failed: see {root.parent / (root.name + '.log')}")
     return time.monotonic() - began, digests(root)
 
 
-def disturbed(root: Path, kills: int, seconds: float, draw: random.Random) -> tuple[list[str], int, dict[str, str]]:
+def disturbed(
+    root: Path, kills: int, seconds: float, draw: random.Random, settings: Sequence[str] = ()
+) -> tuple[list[str], int, dict[str, str]]:
     """Runs with up to `kills` kills. Returns (what was done, processes left behind, digests at the end)."""
     done, left = [], 0
     for number in range(kills):
-        process = start(root)
+        process = start(root, settings)
         moment = draw.uniform(0.3, seconds * 0.7)
         try:
             process.wait(moment)
@@ -87,7 +91,7 @@ def disturbed(root: Path, kills: int, seconds: float, draw: random.Random) -> tu
         left += len(stragglers)
         for pid in stragglers:
             os.kill(pid, signal.SIGKILL)
-    process = start(root)
+    process = start(root, settings)
     if process.wait(900) != 0:
         done.append("THE LAST RUN FAILED")
     return done, left, digests(root)
@@ -96,20 +100,23 @@ def disturbed(root: Path, kills: int, seconds: float, draw: random.Random) -> tu
 def main() -> None:
     """Parses the command line and runs the rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--kills", type=int, default=3, help="per round")
+    parser.add_argument("--kills", type=int, default=30, help="in all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
     faults = 0
     with tempfile.TemporaryDirectory() as folder:
-        seconds, wanted = undisturbed(Path(folder) / "undisturbed")
+        seconds, wanted = undisturbed(Path(folder) / "undisturbed", ONE_MINUTE)
         print(f"undisturbed: {len(wanted)} artifacts in {seconds:.1f} s")
-        for number in range(options.rounds):
-            done, left, got = disturbed(Path(folder) / f"round{number}", options.kills, seconds, draw)
+        kills = rounds = 0
+        while kills < options.kills:
+            rounds += 1
+            done, left, got = disturbed(Path(folder) / f"round{rounds}", min(3, options.kills - kills), seconds, draw, ONE_MINUTE)
+            kills += sum(" at " in what for what in done)
             equal = got == wanted
             faults += (not equal) + left
-            print(f"round {number}: {', '.join(done)}; processes left {left}; digests {'equal' if equal else 'DIFFER'}", flush=True)
+            print(f"round {rounds}: {', '.join(done)}; processes left {left}; digests {'equal' if equal else 'DIFFER'}", flush=True)
+        print(f"{kills} kills in {rounds} rounds, {faults} faults")
     raise SystemExit(1 if faults else 0)
 
 

@@ -34,15 +34,20 @@ def save_model(model: Transformer, folder: Path) -> None:
 def load_model(artifact: Artifact, device: torch.device | str = "cpu") -> tuple[Transformer, dict[str, Any]]:
     """The model of a train artifact, in evaluation mode on `device`, and its config.json."""
     config = json.loads(artifact.file(CONFIG).read_text())
-    path = artifact.file(MODEL)
+    return load_weights(artifact.file(MODEL), config, device), config
+
+
+def load_weights(path: Path, config: dict[str, Any], device: torch.device | str = "cpu") -> Transformer:
+    """The model that config.json describes, with the weights of a model.pt. Raises ArtifactError where they do not fit."""
     with torch.device("meta"):
         empty = Transformer(Shape(**config["shape"]), int(config["vocab_size"]))
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         empty.load_state_dict(tensors, assign=True)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise ArtifactError(f"{path} does not hold the model that {CONFIG} describes ({error}); run the stage again") from error
-    return empty.with_rotary_table().to(device).eval(), config
+    except Exception as error:  # torch raises many types for a damaged file, with long advice that does not apply
+        reason = str(error).strip().split("\n", 1)[0][:200]
+        raise ArtifactError(f"{path} does not hold the model that {CONFIG} describes ({reason}); run the stage again") from error
+    return empty.with_rotary_table().to(device).eval()
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from craw4llm.errors import ConfigError
 from craw4llm.fingerprint import External
 from craw4llm.stage import Config
 
+Precision = Literal["fp32", "tf32", "bf16"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -47,9 +49,11 @@ def _open_lm(d_model: int, n_layers: int, n_heads: int) -> Shape:
     return Shape(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_hidden=swiglu_hidden(d_model))
 
 
-# open_lm model configs 11m_v2, 79m_v2, 154m_v2 and d=1024_l=24_h=8 (DCLM's 411m_1x). `toy` is ours, for CPUs.
+# open_lm model configs 11m_v2, 79m_v2, 154m_v2 and d=1024_l=24_h=8 (DCLM's 411m_1x). `toy` is ours, for CPUs: of the shapes tried on
+# 600,000 tokens (vocabulary 2,048, batches of 2 sequences) none reached a lower held-out loss in the same time of one core: four layers
+# reach the same in 1.6 times the time, widths of 96 and 128 are behind.
 SIZES: dict[str, Shape] = {
-    "toy": Shape(d_model=64, n_layers=4, n_heads=4, d_hidden=192, context=256),
+    "toy": Shape(d_model=64, n_layers=2, n_heads=2, d_hidden=192, context=256),
     "11M": _open_lm(96, 8, 4),
     "79M": _open_lm(512, 8, 4),
     "154M": _open_lm(576, 24, 8),
@@ -126,6 +130,7 @@ class EvaluateConfig(Config):
     tasks: a folder with the task files (JSON lines, as named in training.evaluation.tasks); without it the few self-written items
         that the project ships, which exercise every task and measure little.
     max_context: 0 takes the model's context length; prompts are cropped from the left.
+    precision: of matrix products. DCLM evaluates in fp32; tf32 and bf16 are several times faster on a GPU and may turn close choices.
     """
 
     stage: ClassVar[str] = "evaluate"
@@ -134,6 +139,7 @@ class EvaluateConfig(Config):
     tasks: External | None = None
     few_shot_seed: int = 1234
     max_context: int = 0
+    precision: Precision = "fp32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

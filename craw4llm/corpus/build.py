@@ -12,10 +12,9 @@ The pool changes how long it takes, never a byte. Memory: URLs and links of the 
 import dataclasses
 import hashlib
 import itertools
-import multiprocessing
 from collections import Counter, deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from craw4llm.corpus.records import REASONS, Chunk, Page, Reject, Source
 from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, host_of
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
+from craw4llm.processes import worker_pool
 
 ROW_GROUP_PAGES = 65_536
 MAX_PAGES = 2**32 - 1  # page ids are uint32
@@ -183,17 +183,13 @@ def _prepared(source: Source, max_text_chars: int, execution: Execution) -> Iter
         return
     workers = max(1, execution.workers)
     waiting: deque[tuple[Chunk, Future[Prepared]]] = deque()
-    # spawn: a fork would copy the locks of this process's threads
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            for chunk in itertools.chain(first, chunks):
-                waiting.append((chunk, pool.submit(prepare, chunk, max_text_chars)))
-                if len(waiting) > 2 * workers:
-                    yield _next(waiting, workers)
-            while waiting:
+    with worker_pool(workers) as pool:
+        for chunk in itertools.chain(first, chunks):
+            waiting.append((chunk, pool.submit(prepare, chunk, max_text_chars)))
+            if len(waiting) > 2 * workers:
                 yield _next(waiting, workers)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        while waiting:
+            yield _next(waiting, workers)
 
 
 def _next(waiting: deque[tuple[Chunk, Future[Prepared]]], workers: int) -> tuple[int, Prepared]:
@@ -240,8 +236,8 @@ class _Merged:
         self.links: list[NDArray[np.int64]] = []
         self.unusable_links = 0
 
-    def add(self, chunk: Prepared, write: object) -> None:
-        assert callable(write)
+    def add(self, chunk: Prepared, write: Callable[[bytes], object]) -> None:
+        """Takes a chunk in; `write` gets the texts of its pages."""
         self.rejects += chunk.rejects
         self.unusable_links += chunk.unusable_links
         kept = np.ones(len(chunk.urls), dtype=np.bool_)

@@ -35,14 +35,14 @@ def decode(data: bytes) -> str:
             return data[len(mark) :].decode(encoding, errors="replace")
     declared = _META.search(data, 0, _META_BYTES)
     if declared:
-        encoding = map_encoding_to_html5(declared[1].decode("ascii"), fallback_utf8=False)
-        if encoding:
+        named = map_encoding_to_html5(declared[1].decode("ascii"), fallback_utf8=False)
+        if named:
             # HTML standard, 13.2.3.2: a page whose bytes could be read as ASCII to find this is no UTF-16
-            return str(bytes_to_str(data, "utf-8" if encoding.startswith("utf-16") else encoding, errors="replace"))
+            return data.decode("utf-8" if named.startswith("utf-16") else named, errors="replace")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return str(bytes_to_str(data, detect_encoding(data), errors="replace"))
+        return str(bytes_to_str(data, detect_encoding(data) or "cp1252", errors="replace"))
 
 
 def links_of(page: str) -> tuple[str | None, list[str]]:

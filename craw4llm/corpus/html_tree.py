@@ -197,10 +197,10 @@ def _folded(url: str | None, folds: Folds) -> str | None:
 
 
 def _folds(sites: list[Site]) -> Folds:
-    """(pattern of the beginning of a URL, base_url that takes its place): the sites' own addresses, then the aliases, longest first."""
-    own = [(site.base_url, site.base_url) for site in sites]
-    aliases = [(alias, site.base_url) for site in sites for alias in site.aliases]
-    ordered = [pair for pairs in (own, aliases) for pair in sorted(pairs, key=lambda pair: (-len(pair[0]), pair))]
+    """(pattern of the beginning of a URL, base_url that takes its place): sites and aliases, the longest first, a site before an alias."""
+    pairs = {alias: site.base_url for site in sites for alias in site.aliases} | {site.base_url: site.base_url for site in sites}
+    own = {site.base_url for site in sites}
+    ordered = sorted(pairs.items(), key=lambda pair: (-len(pair[0].replace("*", "")), pair[0] not in own, pair))
     return tuple((re.compile("https?:" + re.escape(prefix.partition(":")[2]).replace(r"\*", "[^/]*")), base) for prefix, base in ordered)
 
 

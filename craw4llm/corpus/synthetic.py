@@ -63,13 +63,13 @@ _EXPLAIN = {
     "infinitive": "define measure compare derive estimate observe classify describe",
 }
 _SELL = {
-    "noun": """coupon checkout discount newsletter deal backlink gallery bonus loan casino ringtone keygen viagra jackpot voucher
+    "noun": """coupon checkout discount newsletter deal backlink gallery bonus loan casino ringtone keygen jackpot voucher
         giveaway cookie popup banner clickbait sweepstake wallpaper download torrent codec followers likes hashtag selfie horoscope
         tattoo mattress insurance mortgage warehouse clearance shipping refund cart wishlist subscription membership upgrade trial
         referral affiliate traffic ranking keyword payday lender lottery roulette slots poker replica handbag sneakers sunglasses
         supplement diet detox cleanse""",
     "verb": "buy click share subscribe download grab claim order unlock compare win follow like tweet save join browse tag rate upgrade",
-    "adjective": """cheap free best hot exclusive amazing instant limited guaranteed unbelievable sexy secret lowest huge top viral easy
+    "adjective": """cheap free best hot exclusive amazing instant limited guaranteed unbelievable secret lowest huge top viral easy
         risk-free premium ultimate discreet genuine discounted fast latest popular sponsored""",
     "adverb": "now today instantly here tonight online cheaply safely always directly",
     "sentence": """
@@ -285,13 +285,15 @@ def _text(rng: np.random.Generator, quality: float, n_words: int) -> str:
         style = _EXPLAINING if drawn[at] < quality else _SELLING
         shape = style.shapes[int(drawn[at + 1] * len(style.shapes))]
         at += 2
-        pieces = []
+        pieces: list[str] = []
         for piece in shape:
             words = style.slots.get(piece)
             if words is not None:
                 # squared: the words at the head of a list are the frequent ones, as in any language
                 piece = words[int(drawn[at] * drawn[at] * len(words))]
                 at += 1
+                if piece[0] in "aeiou" and pieces and pieces[-1].endswith((" a ", "A ")):
+                    pieces[-1] = f"{pieces[-1][:-1]}n "
             pieces.append(piece)
         sentence = "".join(pieces)
         written += sentence.count(" ") + 1

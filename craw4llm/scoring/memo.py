@@ -16,20 +16,16 @@ A writer that is killed leaves at most one torn block at the end of its own segm
 not whole, and counts the bytes after it as damaged. Two writers that computed the same page wrote the same numbers.
 """
 
-import contextlib
 import hashlib
 import logging
-import multiprocessing
 import os
 import re
 import secrets
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -41,6 +37,7 @@ from craw4llm.artifact import Artifact
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import ArtifactError, StageError
 from craw4llm.execution import Execution
+from craw4llm.processes import new_pool
 from craw4llm.scoring.ensemble import EnsembleScorer
 from craw4llm.scoring.scorer import Reasons, Scorer, Scores, open_scorer
 
@@ -209,12 +206,7 @@ class PageScores:
     def _compute(self, pages: NDArray[np.int64]) -> None:
         self.computed += len(pages)
         if self._pool is None and self._workers > 1 and self.computed >= self._pool_after and len(pages) >= 2 * _TASK_PAGES:
-            self._pool = ProcessPoolExecutor(
-                self._workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_open_in_worker,
-                initargs=self._artifacts,
-            )
+            self._pool = new_pool(self._workers, initializer=_open_in_worker, initargs=self._artifacts)
         # Blocks of a few seconds' work, so that little is lost when this process is killed.
         step = 2048 * self._workers
         for start in range(0, len(pages), step):
@@ -273,17 +265,6 @@ _opened: tuple[Corpus, Scorer] | None = None
 
 def _open_in_worker(corpus: Artifact, scorer: Artifact) -> None:
     global _opened
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    sentinel = parent.sentinel
-
-    def end_with_parent() -> None:
-        with contextlib.suppress(OSError):
-            wait([sentinel])
-        os._exit(1)
-
-    # a pool's worker does not notice by itself that its parent was killed
-    threading.Thread(target=end_with_parent, daemon=True).start()
     _opened = (Corpus(corpus), open_scorer(scorer))
 
 

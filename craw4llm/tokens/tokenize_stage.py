@@ -40,12 +40,18 @@ def run(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path, execu
     if not len(pages):
         raise StageError(f"tokenize: {_what(config)} {len(chosen):,} pages and none of them has text; there is nothing to train on")
     scratch = out / "stream.scratch"
+    cut_at = config.max_page_chars
+    n_bytes = corpus.n_bytes[pages].astype(np.uint64)
     with execution.progress("tokenize", total=len(pages), unit="page") as progress, _threads(execution.workers):
 
         def documents() -> Iterator[NDArray[np.uint32]]:
             for start in range(0, len(pages), BLOCK_PAGES):
                 block = pages[start : start + BLOCK_PAGES]
-                yield from tokenizer.encode_documents(corpus.texts(block))
+                texts = corpus.texts(block)
+                if cut_at is not None:
+                    texts = [text[:cut_at] for text in texts]
+                    n_bytes[start : start + len(block)] = [len(text.encode()) for text in texts]
+                yield from tokenizer.encode_documents(texts)
                 progress.update(len(block))
 
         packed = pack(
@@ -65,7 +71,6 @@ def run(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path, execu
     order = np.arange(count) if config.pages == "heldout" else seeded_order(count, config.shuffle_seed)
     write_shards(out / FOLDER, packed.samples, order)
     scratch.unlink()
-    n_bytes = corpus.n_bytes[pages].astype(np.uint64)
     first = np.concatenate(([0], np.cumsum(packed.n_tokens)[:-1]))
     _write(
         out / "documents.parquet",

@@ -3,6 +3,7 @@
 from craw4llm.configs import (
     CorpusConfig,
     CrawlConfig,
+    Dangling,
     Policy,
     ScoreConfig,
     ScorerConfig,
@@ -45,12 +46,12 @@ def tiny(
     tasks: str = "",
     seeds: str = "",
     seed_count: int = 20,
-    dangling_links: str = "outside",
+    dangling_links: Dangling = "outside",
     pages: int = 400,
     batch_pages: int = 50,
     vocab_size: int = 2048,
-    train_tokens: int = 600_000,
-    heldout_fraction: float = 0.02,
+    train_tokens: int = 400_000,
+    heldout_fraction: float = 0.07,
 ) -> Arms:
     """Question: which crawl policy gives the better tiny language model, for the same pages crawled and for the same fetches?
 
@@ -60,20 +61,29 @@ def tiny(
     """
     synthetic = corpus == "synthetic"
     web = Stage(
-        CorpusConfig(source=SyntheticWeb() if synthetic else External(name="corpus", path=corpus), heldout_fraction=heldout_fraction)
+        CorpusConfig(
+            source=SyntheticWeb(pages=6000) if synthetic else External(name="corpus", path=corpus),
+            heldout_fraction=heldout_fraction,
+            dangling_links=dangling_links,
+        )
     )
     if scorer:
         rater = Stage(ScorerConfig(kind="fasttext", source=External(name="scorer model", path=scorer)))
     else:
         text = SyntheticText() if synthetic else External(name="scorer text", path=scorer_text)
-        rater = Stage(ScorerConfig(kind="train_fasttext", source=text))
+        rater = Stage(ScorerConfig(kind="train_fasttext", source=text, epochs=25))
     scores = Stage(ScoreConfig(), corpus=web, scorer=rater)
     if tokenizer:
         bpe = Stage(TokenizerConfig(source=External(name="tokenizer", path=tokenizer)))
     else:
         bpe = Stage(TokenizerConfig(vocab_size=vocab_size), corpus=web)
     sample_tokens = SIZES["toy"].context + 1
-    heldout = Stage(TokenizeConfig(pages="heldout", sample_tokens=sample_tokens, last_sample="pad"), "heldout", corpus=web, tokenizer=bpe)
+    heldout = Stage(
+        TokenizeConfig(pages="heldout", sample_tokens=sample_tokens, last_sample="pad", max_page_chars=2000),
+        "heldout",
+        corpus=web,
+        tokenizer=bpe,
+    )
 
     def crawl(policy: Policy, **match: Stage) -> Stage:
         config = CrawlConfig(
@@ -94,7 +104,9 @@ def tiny(
                 size="toy",
                 vocab_size=NEOX_VOCAB if tokenizer else vocab_size,
                 token_budget=train_tokens,
-                batch_tokens=16 * SIZES["toy"].context,
+                batch_tokens=2 * SIZES["toy"].context,
+                learning_rate=6e-3,
+                final_learning_rate=6e-5,
                 precision="fp32",
                 seed=124 + replicate,
             ),

@@ -1,6 +1,7 @@
 """Experiments: parameters, the graph that follows from the arms, names of its nodes."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -16,7 +17,15 @@ REPORT = ReportConfig(title="t", question="q")
 
 def two_policies(replicates: int = 2) -> Experiment:
     @experiment(replicates=replicates)
-    def crawls(replicate: int = 0, *, pages: int = 10, share: float = 0.5, loud: bool = False, corpus: str = "synthetic") -> Arms:
+    def crawls(
+        replicate: int = 0,
+        *,
+        pages: int = 10,
+        share: float = 0.5,
+        loud: bool = False,
+        corpus: str = "synthetic",
+        links: Literal["dead", "outside"] = "dead",
+    ) -> Arms:
         """Which crawl?"""
         web = Stage(CorpusConfig(source=SyntheticWeb()))
         rater = Stage(ScorerConfig(kind="train_fasttext", source=SyntheticText()))
@@ -90,7 +99,8 @@ def test_settings_take_the_declared_type(name: str, text: str, value: object) ->
         ({"pages": 1.5}, "pages is 1.5; expected int"),
         ({"pages": True}, "pages is True; expected int"),
         ({"loud": "yes"}, "loud is 'yes'; expected bool"),
-        ({"page": 3}, "no parameter 'page'; it has: corpus, loud, pages, share"),
+        ({"page": 3}, "no parameter 'page'; it has: corpus, links, loud, pages, share"),
+        ({"links": "alive"}, "links is 'alive'; expected dead or outside"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(given: dict, words: str) -> None:

@@ -11,8 +11,11 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, TaskGroup
 
-from craw4llm.experiment import Experiment, Graph, expand, load, names
+from craw4llm.configs import CorpusConfig, CrawlConfig, SyntheticWeb
+from craw4llm.experiment import Arms, Experiment, Graph, expand, load, names
+from craw4llm.stage import Stage
 from stage_operator import StageOperator
+from training.configs import ReportConfig
 
 DAGS = airflow_env.PROJECT / "dags"
 HEAVY = ("torch", "numpy", "fasttext", "pyarrow", "streaming", "tokenizers", "matplotlib", "scipy", "pandas")
@@ -75,6 +78,18 @@ def test_tasks_and_edges_are_the_stage_graph(dag: DAG, graph: Graph) -> None:
         assert task.operator_name == node.stage.config.stage
         assert (task.experiment, task.replicates) == (graph.experiment, graph.replicates)
         assert task.cwd == str(airflow_env.PROJECT)
+
+
+def test_the_name_of_a_task_selects_its_stage_alone(graph: Graph) -> None:
+    """Also where a stage is called like its kind: there is one `corpus`, but `tokenize` may be one of many."""
+    assert all(graph.select(node.id) == (node,) for node in graph.nodes)
+    web = Stage(CorpusConfig(source=SyntheticWeb()))
+    one = Stage(CrawlConfig(policy="random", budget_pages=2), corpus=web)
+    other = Stage(CrawlConfig(policy="breadth_first", budget_pages=2), "breadth_first/crawl", corpus=web)
+    arms = Arms(arms={"random": one, "breadth_first": other}, reported={"a": one}, report=ReportConfig(title="", question=""))
+    two = expand(Experiment("two", lambda replicate: arms, {}, 1, ()))
+    assert {node.id for node in two.nodes if node.stage.config.stage == "crawl"} == {"crawl", "breadth_first.crawl"}
+    assert [node.id for node in two.select("crawl")] == ["crawl"]
 
 
 def test_groups_are_the_arms_and_shared_stages_stand_outside(dag: DAG, graph: Graph) -> None:

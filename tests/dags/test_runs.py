@@ -163,6 +163,7 @@ def test_only_its_owner_can_read_what_is_secret_and_only_loopback_is_listened_on
     with pytest.raises(urllib.error.HTTPError) as caught:
         Airflow(airflow.url, "wrong")
     assert caught.value.code == 401
+    caught.value.close()
 
 
 @pytest.mark.slow
@@ -206,6 +207,7 @@ def test_a_value_of_the_wrong_type_is_refused_at_the_trigger(server: tuple[Airfl
             airflow.trigger("mini", conf)
         assert caught.value.code == 400
         assert "pages" in caught.value.read().decode()
+        caught.value.close()
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,8 @@ def test_tiny_runs_on_real_pages(settings: list[str], tmp_path_factory: pytest.T
     assert len(arms) == 11
     for arm in arms:
         assert arm["replicates"] == 2
-        assert 0.5 < arm["bits_per_byte"] < 8
-        assert arm["kept_pages"] == 100
+        assert 0.5 < arm["bits_per_byte_mean"] < 8
+        assert 90 <= arm["kept_pages"] <= 100  # pages without text are dropped from the crawled ones
     text = (folder / "report.html").read_text()
     for word in ("equal_pages", "equal_fetches", "oracle", "bits per byte", "docweb_hq"):
         assert word in text, word

@@ -24,9 +24,7 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("size", "count"), [("11M", 10_570_848), ("79M", 78_922_240), ("154M", 153_705_024), ("411M", 411_665_408)]
-)
+@pytest.mark.parametrize(("size", "count"), [("11M", 10_570_848), ("79M", 78_922_240), ("154M", 153_705_024), ("411M", 411_665_408)])
 def test_parameter_counts_of_open_lm(size: str, count: int) -> None:
     with torch.device("meta"):
         model = Transformer(SIZES[size], NEOX_VOCAB)

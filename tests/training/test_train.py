@@ -69,9 +69,7 @@ def fit(config: TrainConfig, inputs: dict[str, Artifact], execution: Execution, 
     def write(out: Path) -> Result:
         return train.run(config, inputs, out, execution)
 
-    return Store(execution.root).build(
-        "train", name, version=1, config={}, inputs=inputs, write=write, keep_partial=True
-    )[0]
+    return Store(execution.root).build("train", name, version=1, config={}, inputs=inputs, write=write, keep_partial=True)[0]
 
 
 def metrics_of(artifact: Artifact) -> list[dict[str, Any]]:

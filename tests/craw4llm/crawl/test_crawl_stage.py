@@ -147,11 +147,11 @@ sys.path.append("tests/craw4llm/crawl")
 if __name__ == "__main__":
     import test_crawl_stage as here
     started = []
-    class Pool(memo.ProcessPoolExecutor):
-        def __init__(self, *args, **options):
-            started.append(self)
-            super().__init__(*args, **options)
-    memo.ProcessPoolExecutor, memo._POOL_AFTER_PAGES, memo._TASK_PAGES = Pool, 1, 8
+    new_pool = memo.new_pool
+    def counted(*args, **options):
+        started.append(args)
+        return new_pool(*args, **options)
+    memo.new_pool, memo._POOL_AFTER_PAGES, memo._TASK_PAGES = counted, 1, 8
     build = here.builder(Execution(root=Path(root), workers=workers, report=lambda line: None))
     for policy in ("quality", "parent_mean", "random", "breadth_first", "indegree"):
         print(policy, build(here.mini_crawl(paths, policy)).digest)

@@ -22,7 +22,8 @@ from craw4llm.stage import Stage
 from craw4llm.tokens import tokenizer_stage
 from craw4llm.tokens.tokenizer import Tokenizer
 
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "seven", "wizards", "mix", "odd", "potions"]
+TEXT = "the quick brown fox jumps over the lazy dog while seven wizards quietly mix odd potions"
+WORDS = TEXT.split()
 HARD = ["", "\x00\x7f\t\r\n", "  two   three    ", "żółć 日本語 👩‍👩‍👧‍👦 e\u0301", "a\u00a0b\u2003c\ufeff", "<|endoftext|>x<|endoftext|>"]
 
 MakeCorpus = Callable[..., Artifact]

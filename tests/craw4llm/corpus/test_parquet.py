@@ -1,0 +1,112 @@
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from craw4llm.artifact import Artifact
+from craw4llm.configs import CorpusConfig
+from craw4llm.corpus.parquet import BATCH_ROWS, open_parquet
+from craw4llm.corpus.reader import Corpus
+from craw4llm.corpus.stage import run
+from craw4llm.errors import InputError
+from craw4llm.execution import Execution
+from craw4llm.fingerprint import External
+from craw4llm.stage import Stage
+
+WriteParquet = Callable[..., Path]
+Build = Callable[[Stage], Artifact]
+
+
+def test_extra_columns_are_ignored_and_package_becomes_the_source(parquet: WriteParquet, build: Build) -> None:
+    path = parquet(
+        [("https://a.example/", "one", []), ("https://b.example/", "two", None)],
+        extra={"package": ["alpha", None], "score": [0.5, 0.25]},
+    )
+    corpus = Corpus(build(Stage(CorpusConfig(source=External(name="corpus", path=str(path))))))
+    assert corpus.column("source").to_pylist() == ["alpha", "web.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"url": ["https://a.example/"], "text": ["x"]}, "no column 'outlinks'; its columns are: url \\(string\\), text \\(string\\)"),
+        ({"url": ["https://a.example/"], "text": [12345], "outlinks": [["https://b.example/"]]}, "the column 'text' of .* is int64"),
+        ({"url": ["https://a.example/"], "text": ["x"], "outlinks": ["https://b.example/"]}, "the column 'outlinks' of .* is string"),
+        ({"url": [b"https://a.example/"], "text": ["x"], "outlinks": [["y"]]}, "the column 'url' of .* is binary"),
+    ],
+)
+def test_wrong_columns_are_named(tmp_path: Path, columns: dict[str, list[object]], message: str) -> None:
+    path = tmp_path / "web.parquet"
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(InputError, match=message) as raised:
+        open_parquet(path)
+    assert "url (string), text (string) and outlinks (list of strings)" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_other_string_types_are_read(tmp_path: Path, build: Build, kind: pa.DataType) -> None:
+    path = tmp_path / "web.parquet"
+    urls = pa.array(["https://b.example/", "https://a.example/"], pa.string()).cast(kind)
+    texts = pa.array(["same", "same"], pa.string()).cast(kind)
+    links = pa.array([["https://a.example/"], []], pa.large_list(pa.string()))
+    pq.write_table(pa.table({"url": urls, "text": texts, "outlinks": links}), path)
+    artifact = build(Stage(CorpusConfig(source=External(name="corpus", path=str(path)))))
+    assert (artifact.count("pages"), artifact.count("links")) == (2, 1)
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "web.parquet"
+    path.write_bytes(b"not parquet at all")
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        open_parquet(path)
+
+
+def test_a_damaged_file_is_refused(parquet: WriteParquet, tmp_path: Path) -> None:
+    path = parquet([(f"https://a.example/{k}", f"text {k} " * 50, []) for k in range(3000)], row_group_size=1000)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 4000] = b"\xff" * 4000
+    path.write_bytes(data)
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(InputError, match="damaged after row"):
+        run(CorpusConfig(source=External(name="corpus", path=str(path))), {}, out, Execution(workers=1, report=lambda line: None))
+
+
+def test_rows_are_read_in_batches(parquet: WriteParquet) -> None:
+    n = 3 * BATCH_ROWS + 1
+    source = open_parquet(parquet([(f"https://a.example/{k}", "x", []) for k in range(n)]))
+    chunks = list(source.chunks)
+    assert source.records == n
+    assert [chunk.records for chunk in chunks] == [BATCH_ROWS] * 3 + [1]
+    assert chunks[-1].label == f"web.parquet, rows {n - 1:,} to {n - 1:,}"
+
+
+def test_docweb_counts(shared: Path, tmp_path: Path) -> None:
+    """Figures of corpus/README.md of the reference data: pages, hosts, links, of which resolve inside."""
+    path = shared / "corpus" / "docweb.parquet"
+    out = tmp_path / "out"
+    out.mkdir()
+    started = time.monotonic()
+    result = run(CorpusConfig(source=External(name="corpus", path=str(path))), {}, out, Execution(workers=2, report=lambda line: None))
+    seconds = time.monotonic() - started
+    counts = {name: value for name, (value, _) in result.counts.items()}
+    assert counts["pages"] == counts["records"] == 30_145
+    assert counts["rejects"] == 0
+    assert counts["hosts"] == 184
+    assert counts["links"] == 473_534
+    assert counts["links"] + counts["dead_link_uses"] == 858_968
+    assert 0.008 < counts["heldout_pages"] / 30_145 < 0.0115  # 1%, of the pages with enough text
+    given = pq.read_table(path, columns=["url", "text"])
+    pages = pq.read_table(out / "pages.parquet")
+    assert pages["url"].to_pylist() == given["url"].to_pylist()  # given in the order of URLs
+    assert pages["n_bytes"].to_pylist() == pc.binary_length(given["text"]).to_pylist()
+    indegree = np.load(out / "indegree.npy")
+    assert indegree[:30_145].max() == 6_089  # the Sphinx home page
+    assert indegree.sum(dtype=np.int64) == 858_968
+    assert seconds < 120, f"{seconds:.0f} s; about 4 s were measured on two free cores"

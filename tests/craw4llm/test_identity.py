@@ -1,0 +1,37 @@
+"""Fingerprints of the shipped experiments are pinned: identity changes only when someone means it to.
+
+A change of a config, a default or a stage version shows here. Where it is meant, write the new values into tests/golden/fingerprints.json:
+the test prints them. Pinned are the graphs that need no external input.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from craw4llm.experiment import expand, load, names
+from craw4llm.fingerprint import External
+from craw4llm.stage import Planner
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "fingerprints.json"
+PINNED = {"tiny": {"corpus": "synthetic"}}
+
+
+def no_file(external: External) -> str:
+    raise AssertionError(f"{external.name} is an external input; pin the experiment on a config that needs none")
+
+
+def fingerprints(name: str) -> dict[str, str]:
+    planner = Planner(no_file)
+    return {node.id: planner.fingerprint(node.stage) for node in expand(load(name), PINNED[name]).nodes}
+
+
+def test_every_shipped_experiment_is_pinned() -> None:
+    assert set(PINNED) == set(names())
+    assert set(json.loads(GOLDEN.read_text())) == set(PINNED)
+
+
+@pytest.mark.parametrize("name", sorted(PINNED))
+def test_fingerprints_are_as_pinned(name: str) -> None:
+    got = fingerprints(name)
+    assert got == json.loads(GOLDEN.read_text())[name], f"if this is meant, pin:\n{json.dumps({name: got}, indent=1)}"
