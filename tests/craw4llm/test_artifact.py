@@ -104,9 +104,9 @@ def test_a_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
 
 def _build_slowly(root: Path, started: "multiprocessing.synchronize.Event", counter: Path) -> None:
     def write(out: Path) -> Result:
-        started.set()
         with counter.open("a") as stream:
             stream.write("built\n")
+        started.set()
         time.sleep(1.0)
         (out / "a.txt").write_text("x")
         return Result()
