@@ -5,7 +5,8 @@
     python -m training.export model OUT OUT2                                 and on to `transformers`
 
 The decoder is no Llama: LayerNorm subtracts the mean, and q and k are normalised over their whole width. So the folder carries its own
-model code (`training/huggingface`), which needs torch and transformers only; its logits are those of `training.model`. A folder is written beside its final name and renamed.
+model code (`training/huggingface`), which needs torch and transformers only; its logits are those of `training.model`. A folder is
+written beside its final name and renamed.
 """
 
 import contextlib
