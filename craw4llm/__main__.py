@@ -1,4 +1,4 @@
-"""The command line: `craw4llm plan|run|show|verify|gc|fetch`, also `python -m craw4llm`.
+"""The command line: `craw4llm plan|run|show|verify|gc|fetch|evaluate|compare|tasks`, also `python -m craw4llm`.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path
@@ -8,6 +8,7 @@ Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artif
 end and has saved where it is (run it again); 130 interrupted.
 """
 
+import importlib.metadata
 import json
 import logging
 import os
@@ -27,9 +28,24 @@ from craw4llm.execution import Execution, default_workers
 from craw4llm.experiment import Graph, expand, load, names
 
 ROOT_VARIABLE = "CRAW4LLM_ROOT"
+COMMANDS = "craw4llm.commands"  # entry-point group of further commands, so that `craw4llm` need not import `training`
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class _Commands(click.Group):
+    """The commands of this file, and those that installed packages register (name -> click command), loaded when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(entry.name for entry in importlib.metadata.entry_points(group=COMMANDS))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, cmd_name)
+        if found is None:
+            for entry in importlib.metadata.entry_points(group=COMMANDS, name=cmd_name):
+                found = entry.load()
+        return found
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__)
 def cli() -> None:
     """Which crawl policy gives the better language model for the same number of page fetches?"""

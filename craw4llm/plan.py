@@ -53,6 +53,8 @@ _SHOWN = (
     "steps",
     "train_tokens",
     "train_flops",
+    "eval_items",
+    "eval_tokens",
     "gpu_hours",
     "disk_bytes",
 )

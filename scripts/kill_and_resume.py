@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Kills a run with SIGKILL at random moments and starts it again, until it ends; the digests must be those of an undisturbed run.
 
-    python scripts/kill_and_resume.py --rounds 10 --kills 3       # thirty kills, some ten minutes on two cores
+    python scripts/kill_and_resume.py --kills 30       # rounds of up to three kills; some twenty minutes on two cores
 
 Each round has its own artifact root. Every other kill takes the whole process group (as a machine's end would), the rest only the main
 process, whose workers must notice and end by themselves. Prints a table; exits with 1 on any difference or leftover process.
@@ -100,8 +100,7 @@ def disturbed(
 def main() -> None:
     """Parses the command line and runs the rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--kills", type=int, default=3, help="per round")
+    parser.add_argument("--kills", type=int, default=30, help="in all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
@@ -109,11 +108,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         seconds, wanted = undisturbed(Path(folder) / "undisturbed", ONE_MINUTE)
         print(f"undisturbed: {len(wanted)} artifacts in {seconds:.1f} s")
-        for number in range(options.rounds):
-            done, left, got = disturbed(Path(folder) / f"round{number}", options.kills, seconds, draw, ONE_MINUTE)
+        kills = rounds = 0
+        while kills < options.kills:
+            rounds += 1
+            done, left, got = disturbed(Path(folder) / f"round{rounds}", min(3, options.kills - kills), seconds, draw, ONE_MINUTE)
+            kills += sum(" at " in what for what in done)
             equal = got == wanted
             faults += (not equal) + left
-            print(f"round {number}: {', '.join(done)}; processes left {left}; digests {'equal' if equal else 'DIFFER'}", flush=True)
+            print(f"round {rounds}: {', '.join(done)}; processes left {left}; digests {'equal' if equal else 'DIFFER'}", flush=True)
+        print(f"{kills} kills in {rounds} rounds, {faults} faults")
     raise SystemExit(1 if faults else 0)
 
 

@@ -52,22 +52,30 @@ def save_model(model: Transformer, folder: Path) -> None:
 
 def load_model(artifact: Artifact, device: torch.device | str = "cpu") -> tuple[Transformer, dict[str, Any]]:
     """The model of a train artifact, in evaluation mode on `device`, and its config.json."""
-    artifact.file(CONFIG), artifact.file(MODEL)
-    return load_folder(artifact.path, device)
+    config = json.loads(artifact.file(CONFIG).read_text())
+    return load_weights(artifact.file(MODEL), config, device), config
 
 
 def load_folder(folder: Path, device: torch.device | str = "cpu") -> tuple[Transformer, dict[str, Any]]:
-    """The same of any folder with model.pt and config.json (`training.export` writes some). ArtifactError if they do not fit."""
-    path = folder / MODEL
+    """The same of any folder with model.pt and config.json (`training.export` writes some)."""
     try:
         config = json.loads((folder / CONFIG).read_text())
-        with torch.device("meta"):
-            empty = Transformer(Shape(**config["shape"]), int(config["vocab_size"]))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{folder} has no readable {CONFIG} ({error}); expected the folder of a train artifact") from error
+    return load_weights(folder / MODEL, config, device), config
+
+
+def load_weights(path: Path, config: dict[str, Any], device: torch.device | str = "cpu") -> Transformer:
+    """The model that config.json describes, with the weights of a model.pt. Raises ArtifactError where they do not fit."""
+    with torch.device("meta"):
+        empty = Transformer(Shape(**config["shape"]), int(config["vocab_size"]))
+    try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         empty.load_state_dict(tensors, assign=True)
-    except (RuntimeError, ValueError, OSError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} does not hold the model that {CONFIG} describes ({error}); run the stage again") from error
-    return empty.with_rotary_table().to(device).eval(), config
+    except Exception as error:  # torch raises many types for a damaged file, with long advice that does not apply
+        reason = str(error).strip().split("\n", 1)[0][:200]
+        raise ArtifactError(f"{path} does not hold the model that {CONFIG} describes ({reason}); run the stage again") from error
+    return empty.with_rotary_table().to(device).eval()
 
 
 class States:

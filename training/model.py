@@ -9,6 +9,7 @@ The one departure: open_lm rounds the rotary frequencies to bfloat16 during trai
 Shape suffixes: B sequences, T positions, D width, H heads, K head width, V vocabulary.
 """
 
+import dataclasses
 import math
 
 import torch
@@ -20,6 +21,20 @@ from training.configs import Shape
 NORM_EPS = 1e-5
 ROTARY_BASE = 10_000.0
 TRUNCATION = 3.0  # initial weights are cut at so many standard deviations
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branches:
+    """Rows that are a beginning and several continuations of it, side by side: [beginning, padding, branch, branch, ..., padding].
+
+    width: columns of the beginnings; they are causal among themselves. position_BT: int64, place of each column in its sequence (a
+    branch goes on where its beginning ends). sees_B1QT: bool, which columns (T) each column behind `width` (Q) attends to: the
+    beginning without its padding, and its own branch so far.
+    """
+
+    width: int
+    position_BT: Tensor
+    sees_B1QT: Tensor
 
 
 class LayerNorm(nn.Module):
@@ -49,10 +64,17 @@ class Attention(nn.Module):
         self.q_norm = LayerNorm(width)
         self.k_norm = LayerNorm(width)
 
-    def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor, branches: Branches | None = None) -> Tensor:
         q, k, v = self.in_proj(x_BTD).chunk(3, dim=-1)
         q, k = rotate(self._split(self.q_norm(q)), cos_TK, sin_TK), rotate(self._split(self.k_norm(k)), cos_TK, sin_TK)
-        out_BHTK = F.scaled_dot_product_attention(q, k, self._split(v), is_causal=True)
+        v = self._split(v)
+        if branches is None:
+            out_BHTK = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            w = branches.width
+            first = F.scaled_dot_product_attention(q[:, :, :w], k[:, :, :w], v[:, :, :w], is_causal=True)
+            rest = F.scaled_dot_product_attention(q[:, :, w:], k, v, attn_mask=branches.sees_B1QT)
+            out_BHTK = torch.cat((first, rest), dim=2)
         return self.out_proj(out_BHTK.transpose(1, 2).flatten(2))
 
     def _split(self, x_BTD: Tensor) -> Tensor:
@@ -81,8 +103,8 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(shape.d_model)
         self.feed_forward = FeedForward(shape.d_model, shape.d_hidden)
 
-    def forward(self, x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x), cos_TK, sin_TK)
+    def forward(self, x: Tensor, cos_TK: Tensor, sin_TK: Tensor, branches: Branches | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), cos_TK, sin_TK, branches)
         return x + self.feed_forward(self.norm2(x))
 
 
@@ -117,15 +139,18 @@ class Transformer(nn.Module):
         """Token ids int64[B, T] -> logits [B, T, V], float32. T is at most the context length."""
         return self.head(self.hidden(tokens_BT)).float()
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """Token ids int64[B, T] -> what the head sees, [B, T, D]."""
+    def hidden(self, tokens_BT: Tensor, branches: Branches | None = None) -> Tensor:
+        """Token ids int64[B, T] -> what the head sees, [B, T, D]. With `branches` T may exceed the context, positions may not."""
         length = tokens_BT.shape[1]
-        if length > self.shape.context:
+        if branches is None and length > self.shape.context:
             raise ValueError(f"{length} positions, the model's context is {self.shape.context}")
         x = self.embedding(tokens_BT)
-        cos, sin = self.cos_TK[:length], self.sin_TK[:length]
+        if branches is None:
+            cos, sin = self.cos_TK[:length], self.sin_TK[:length]
+        else:
+            cos, sin = self.cos_TK[branches.position_BT][:, None], self.sin_TK[branches.position_BT][:, None]
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, branches)
         out: Tensor = self.norm(x)
         return out
 

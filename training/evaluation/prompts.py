@@ -1,7 +1,7 @@
 """Prompt assembly, equal to llm-foundry's in-context-learning data sets (0.9.0 and its head of 2025-07-21) token for token.
 
     for prompt in prompts(task_file):            one per item, in the order of evaluation
-        ids = encode_prompt(prompt, tokenizer.encode, context=2048)
+        ids = encode_prompt(prompt, tokenizer.encode, context=2048)      (encode_prompts: many at once)
 
 An item's text is three parts that are encoded apart and concatenated: the preamble (the few-shot examples), the context (the item's
 own question) and the continuation. A space belongs to the continuation, because byte-level BPEs make one token of " word". Nothing
@@ -14,7 +14,7 @@ Rules: llm-foundry `llmfoundry/eval/datasets/in_context_learning_evaluation.py`,
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ EXAMPLE_DELIMITER = "\n"
 FEW_SHOT_SEED = 1234  # llm-foundry's default, which DCLM keeps
 
 Encode = Callable[[str], Sequence[int]]
+EncodeBatch = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,21 +108,31 @@ def few_shot_indices(items: int, shots: int, example: int, stream: random.Random
 
 def encode_prompt(prompt: Prompt, encode: Encode, context: int) -> EncodedPrompt:
     """Token ids of an item for a model that takes `context` tokens (context and continuation together)."""
-    preamble = encode(prompt.preamble) if prompt.preamble else []
-    contexts = {text: np.asarray([*preamble, *encode(text)], dtype=np.int64) for text in dict.fromkeys(prompt.contexts)}
-    continuations = {text: np.asarray(encode(text), dtype=np.int64) for text in dict.fromkeys(prompt.continuations)}
-    too_long = any(len(ids) >= context for ids in continuations.values())
+    return encode_prompts([prompt], lambda texts: [encode(text) for text in texts], context)[0]
+
+
+def encode_prompts(items: Sequence[Prompt], encode_batch: EncodeBatch, context: int) -> list[EncodedPrompt]:
+    """`encode_prompt` of several items with one call of the tokenizer, which may use all processors."""
+    texts = dict.fromkeys(text for p in items for text in (p.preamble, *p.contexts, *p.continuations) if text)
+    ids = {"": np.empty(0, dtype=np.int64)}
+    ids.update((text, np.asarray(i, dtype=np.int64)) for text, i in zip(texts, encode_batch(list(texts)), strict=True))
+    return [_encoded(item, ids, context) for item in items]
+
+
+def _encoded(prompt: Prompt, ids: Mapping[str, NDArray[np.int64]], context: int) -> EncodedPrompt:
+    contexts = {text: np.concatenate([ids[prompt.preamble], ids[text]]) for text in dict.fromkeys(prompt.contexts)}
+    too_long = any(len(ids[text]) >= context for text in prompt.continuations)
     cut = []
     cropped = False
     for before, after in zip(prompt.contexts, prompt.continuations, strict=True):
-        ids, room = contexts[before], context - len(continuations[after])
-        if len(ids) > room and not too_long:
-            ids, cropped = ids[-room:], True
-        cut.append(ids)
+        whole, room = contexts[before], context - len(ids[after])
+        if len(whole) > room and not too_long:
+            whole, cropped = whole[-room:], True
+        cut.append(whole)
     return EncodedPrompt(
         prompt=prompt,
         contexts=tuple(cut),
-        continuations=tuple(continuations[after] for after in prompt.continuations),
+        continuations=tuple(ids[after] for after in prompt.continuations),
         cropped=cropped,
         too_long=too_long,
     )

@@ -4,126 +4,156 @@
 
 Held-out pages come first: at small sizes they are the measure that tells models apart. What is equal to DCLM's evaluation, what
 proves it and what it does not prove: docs/evaluation.md.
+
+The work is cut into parts (`training.evaluation.parts`) that outlive a kill. Where torch sees several CUDA devices and the execution
+names none of them, one process for each shares the parts.
 """
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from craw4llm.artifact import Artifact, Result, Store
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution
+from craw4llm.processes import worker_pool
 from craw4llm.tokens.tokenizer import Tokenizer
 from training.configs import EvaluateConfig
-from training.evaluation.aggregate import Aggregates, aggregate, centered
-from training.evaluation.prompts import encode_prompt, prompts
-from training.evaluation.tasks import OWN_ITEMS, TASKS, TaskFile, read_own_items, read_task_files
+from training.evaluation.parts import Parts
+from training.evaluation.results import write, write_results
+from training.evaluation.tasks import OWN_ITEMS, SUITE_TOKENS, TASKS, TaskFile, own_item_count, read_own_items, read_task_files
 
 if TYPE_CHECKING:
-    from training.evaluation.likelihood import TaskResult, TorchModel
+    from training.evaluation.bits_per_byte import HeldoutPages
+    from training.evaluation.models import TorchModel
 
-ROW_GROUP_ROWS = 1 << 16
-TOO_LONG = "the continuation leaves no room for context in the model; counted as wrong"
-
-ITEMS = pa.schema(
-    [
-        ("task", pa.string()),
-        ("item", pa.uint32()),
-        ("category", pa.string()),
-        ("choice", pa.int32()),
-        ("gold", pa.int32()),
-        ("correct", pa.bool_()),
-        ("losses", pa.list_(pa.float32())),
-        ("n_context_tokens", pa.list_(pa.uint32())),
-        ("cropped", pa.bool_()),
-    ]
-)
-TASK_ROWS = pa.schema(
-    [
-        ("task", pa.string()),
-        ("items", pa.uint32()),
-        ("accuracy", pa.float64()),
-        ("centered_v1", pa.float64()),
-        ("centered_v2", pa.float64()),
-        ("group", pa.string()),
-        ("state", pa.string()),
-    ]
-)
-REJECTS = pa.schema([("task", pa.string()), ("item", pa.uint32()), ("reason", pa.string()), ("counted_as_wrong", pa.bool_())])
+RESUMES = True
+PARTS = "parts"
 
 
 def run(config: EvaluateConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
     # Imported here, so that looking at stages (`plan`) does not load torch.
     import torch
 
-    from training.checkpoint import load_model
-    from training.device import numerics, resolve
-    from training.evaluation.bits_per_byte import bits_per_byte, page_losses, read_pages
-    from training.evaluation.likelihood import Batching, TorchModel, score_task
+    from training.device import resolve
+    from training.evaluation.bits_per_byte import bits_per_byte
+    from training.evaluation.suite import gather_items, gather_pages
 
-    files = _task_files(config)
-    tokenizer = Tokenizer(inputs["tokenizer"])
     _check_chain(inputs)
-    device = resolve(execution.device)
-    with numerics(device, execution.threads):
-        model = TorchModel(load_model(inputs["checkpoint"], device)[0], device)
-        context = _context(config, model)
-        if tokenizer.vocab_size > model.vocab_size:
-            raise ArtifactError(
-                f"evaluate: the tokenizer has {tokenizer.vocab_size} ids, the model's vocabulary {model.vocab_size}; "
-                "give the tokenizer that the model was trained with"
-            )
-        batching = Batching(sequences=execution.micro_batch)
-        pages = read_pages(inputs["heldout"])
-        with execution.progress("evaluate held-out", total=len(pages.page), unit="page") as progress:
-            nats = page_losses(pages, model, tokenizer.end_of_text_id, context, batching, progress.update)
-        results = []
-        with execution.progress("evaluate tasks", total=sum(len(f.rows) for f in files.values()), unit="item") as progress:
-            for file in files.values():
-                # Control tokens spelt out in a prompt become control ids, as in the reference harness.
-                encoded = (
-                    encode_prompt(prompt, partial(tokenizer.encode, specials=True), context)
-                    for prompt in prompts(file, config.few_shot_seed)
-                )
-                results.append(score_task(file, encoded, model, batching, partial(progress.update, note=file.task.label)))
-
+    devices = _devices(execution)
+    quiet = dataclasses.replace(execution, report=_silent)
+    with worker_pool(max(1, len(devices) - 1)) as pool:
+        others = [
+            pool.submit(_rank, config, inputs, out, dataclasses.replace(quiet, device=device), rank, len(devices))
+            for rank, device in enumerate(devices[1:], 1)
+        ]
+        files, pages, context, n_pages, n_items = _rank(
+            config, inputs, out, dataclasses.replace(execution, device=devices[0]), 0, len(devices)
+        )
+        for other in others:
+            other.result()
+    parts = Parts(out / PARTS, _identity(config, inputs, files))
+    nats, items = gather_pages(parts, n_pages), gather_items(parts, n_items, files)
     bpb = bits_per_byte(nats, pages.n_bytes)
-    sums = aggregate(
-        {r.file.task.label: r.accuracy for r in results}, {label: f.why for label, f in files.items() if f.state != "complete"}
-    )
-    scored_tokens = np.array([len(ids) for ids in pages.tokens], dtype=np.uint32)
-    _write(out / "pages.parquet", pa.table({"page": pages.page, "n_bytes": pages.n_bytes, "n_tokens": scored_tokens, "nll": nats}))
-    _write(out / "items.parquet", _items(results))
-    _write(out / "tasks.parquet", _tasks(results))
-    _write(out / "rejects.parquet", _rejects(results))
-    summary = _summary(config, bpb, sums, files, context)
-    (out / "summary.json").write_text(json.dumps(summary, indent=2, sort_keys=True, allow_nan=False) + "\n")
-    n_items = sum(len(r.items) for r in results)
+    scored = np.array([len(ids) for ids in pages.tokens], dtype=np.uint32)
+    write(out / "pages.parquet", pa.table({"page": pages.page, "n_bytes": pages.n_bytes, "n_tokens": scored, "nll": nats}))
+    source = "none" if not files else OWN_ITEMS if config.tasks is None else config.tasks.name
+    settings = {"context": context, "few_shot_seed": config.few_shot_seed, "precision": config.precision}
+    counts, sums = write_results(out, items, files, bpb, source, settings)
+    parts.clear()
+    device = resolve(devices[0])
     return Result(
         counts={
             "bits_per_byte": (bpb, "bits/byte"),
             "heldout_pages": (len(pages.page), "pages"),
             "heldout_bytes": (int(pages.n_bytes.sum()), "bytes"),
-            "heldout_tokens": (int(scored_tokens.sum()), "tokens"),
-            "items": (n_items, "items"),
-            "cropped_items": (sum(encoded.cropped for r in results for encoded, _ in r.items), "items"),
-            "rejected_items": (_rejects(results).num_rows, "items"),
+            "heldout_tokens": (int(scored.sum()), "tokens"),
+            **counts,
             "core_v1": (sums.core_v1, "centered accuracy"),
             "core_v2": (sums.core_v2, "centered accuracy"),
         },
         notes={
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "torch": torch.__version__,
-            "task_source": summary["task_source"],
+            "task_source": source,
         },
     )
+
+
+def estimate(config: EvaluateConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float | int | None, str]]:
+    """Items of the suite and tokens that the model will read: of the full files where a folder is given, else of the shipped items."""
+    heldout = inputs.get("heldout", {}).get("tokens", (None, ""))[0]
+    full = config.suite != "none" and config.tasks is not None
+    items = 0 if config.suite == "none" else sum(t.items for t in TASKS.values()) if full else own_item_count()
+    tokens = SUITE_TOKENS if full else None if config.suite != "none" else 0
+    total = None if tokens is None or heldout is None else tokens + heldout
+    return {"eval_items": (items, "items"), "eval_tokens": (total, "tokens")}
+
+
+def _rank(
+    config: EvaluateConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution, rank: int, ranks: int
+) -> tuple[dict[str, TaskFile], "HeldoutPages", int, int, int]:
+    """Does one process's share. Returns what rank 0 needs: files, pages, tokens of context, numbers of parts of pages and of items."""
+    from training.checkpoint import load_model
+    from training.device import numerics, resolve
+    from training.evaluation.bits_per_byte import read_pages
+    from training.evaluation.likelihood import Batching
+    from training.evaluation.models import TorchModel
+    from training.evaluation.suite import Scorer, run_items, run_pages
+
+    files = _task_files(config)
+    tokenizer = Tokenizer(inputs["tokenizer"])
+    parts = Parts(out / PARTS, _identity(config, inputs, files), rank, ranks)
+    device = resolve(execution.device)
+    with numerics(device, execution.threads):
+        model = TorchModel(load_model(inputs["checkpoint"], device)[0], device, config.precision)
+        if tokenizer.vocab_size > model.vocab_size:
+            raise ArtifactError(
+                f"evaluate: the tokenizer has {tokenizer.vocab_size} ids, the model's vocabulary {model.vocab_size}; "
+                "give the tokenizer that the model was trained with"
+            )
+        scorer = Scorer(
+            model=model,
+            # Control tokens spelt out in a prompt become control ids, as in the reference harness.
+            encode_batch=partial(tokenizer.encode_batch, specials=True),
+            context=_context(config, model),
+            few_shot_seed=config.few_shot_seed,
+            batching=Batching.on(device, execution.micro_batch),
+        )
+        pages = read_pages(inputs["heldout"])
+        with execution.progress("evaluate held-out", total=len(pages.page), unit="page") as progress:
+            n_pages = run_pages(pages, scorer, tokenizer.end_of_text_id, parts, progress.update)
+        with execution.progress("evaluate tasks", total=sum(len(f.rows) for f in files.values()), unit="item") as progress:
+            n_items = run_items(files, scorer, parts, progress.update)
+    return files, pages, scorer.context, n_pages, n_items
+
+
+def _devices(execution: Execution) -> list[str]:
+    """The device of each process: all CUDA devices where the execution leaves it open, else the one that it names."""
+    import torch
+
+    if execution.device in ("auto", "cuda") and torch.cuda.device_count() > 1:
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return [execution.device]
+
+
+def _silent(line: str) -> None:
+    """Takes the progress of the processes beside the first."""
+
+
+def _identity(config: EvaluateConfig, inputs: Mapping[str, Artifact], files: Mapping[str, TaskFile]) -> dict[str, object]:
+    """What the parts are of: the config by content and the inputs by digest."""
+    settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "tasks"}
+    return {
+        "config": {**settings, "version": config.version},
+        "inputs": {name: artifact.digest for name, artifact in inputs.items()},
+        "task_files": {label: file.sha256 for label, file in files.items()},
+    }
 
 
 def _task_files(config: EvaluateConfig) -> dict[str, TaskFile]:
@@ -152,70 +182,3 @@ def _context(config: EvaluateConfig, model: "TorchModel") -> int:
     if not 0 <= config.max_context <= model.context or config.max_context == 1:
         raise config.refuse("max_context", f"0 (the model's context length) or 2 to {model.context}")
     return config.max_context or model.context
-
-
-def _items(results: Sequence["TaskResult"]) -> pa.Table:
-    rows = [
-        {
-            "task": result.file.task.label,
-            "item": encoded.prompt.line,
-            "category": encoded.prompt.category,
-            "choice": score.choice,
-            "gold": encoded.prompt.gold,
-            "correct": score.correct,
-            "losses": score.losses,
-            "n_context_tokens": [len(ids) for ids in encoded.contexts],
-            "cropped": encoded.cropped,
-        }
-        for result in results
-        for encoded, score in result.items
-    ]
-    return pa.Table.from_pylist(rows, schema=ITEMS)
-
-
-def _tasks(results: Sequence["TaskResult"]) -> pa.Table:
-    rows = [
-        {
-            "task": result.file.task.label,
-            "items": len(result.items),
-            "accuracy": result.accuracy,
-            "centered_v1": centered(result.file.task.label, result.accuracy, "v1"),
-            "centered_v2": centered(result.file.task.label, result.accuracy, "v2"),
-            "group": result.file.task.group,
-            "state": result.file.state,
-        }
-        for result in results
-    ]
-    return pa.Table.from_pylist(rows, schema=TASK_ROWS)
-
-
-def _rejects(results: Sequence["TaskResult"]) -> pa.Table:
-    rows = []
-    for result in results:
-        label = result.file.task.label
-        bad = [(reject.line, reject.reason, False) for reject in result.file.rejects]
-        long = [(encoded.prompt.line, TOO_LONG, True) for encoded, _ in result.items if encoded.too_long]
-        for line, reason, counted in sorted(bad + long):
-            rows.append({"task": label, "item": line, "reason": reason, "counted_as_wrong": counted})
-    return pa.Table.from_pylist(rows, schema=REJECTS)
-
-
-def _summary(config: EvaluateConfig, bpb: float | None, sums: Aggregates, files: Mapping[str, TaskFile], context: int) -> dict[str, Any]:
-    source = "none" if not files else OWN_ITEMS if config.tasks is None else config.tasks.name
-    return {
-        "bits_per_byte": bpb,
-        "core_v1": sums.core_v1,
-        "core_v2": sums.core_v2,
-        "raw_mean_22": sums.raw_mean_22,
-        "raw_mean_23": sums.raw_mean_23,
-        "groups": {name: dataclasses.asdict(group) for name, group in sums.groups.items()},
-        "why": list(sums.why) if files else ["suite is none: no task was run"],
-        "task_source": source,
-        "task_files": {TASKS[label].file_name: file.sha256 for label, file in files.items()},
-        "context": context,
-        "few_shot_seed": config.few_shot_seed,
-    }
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    pq.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP_ROWS)

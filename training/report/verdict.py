@@ -5,8 +5,10 @@
     pair   = compare("a", "b", values, draws, spread) # pair.sentence(): "a beats b by 0.012 bits per byte, 95% interval ..."
 
 The measure is held-out bits per byte, sum(nll) / ln 2 / sum(bytes): lower is better, and models with different tokenizers can be
-compared by it. The difference between two arms is the mean, over the replicates that both have, of their difference in one
-replicate. Its 95% interval takes in both things that would differ if all were done again, as two levels of one resampling:
+compared by it. Accuracies and losses of the evaluation's tasks are compared by the same functions, with draws over items
+(training/evaluation/intervals.py) in place of draws over pages. The difference between two arms is the mean, over the replicates that
+both have, of their difference in one replicate. Its 95% interval takes in both things that would differ if all were done again, as two
+levels of one resampling:
 
 1. other held-out pages (non-parametric bootstrap): each draw takes as many pages as there are, with replacement, the same for both
    arms and for every replicate, since all models are measured on the same pages. What makes a page hard for both arms cancels.
@@ -25,6 +27,7 @@ one in twenty pairs of equal arms comes out as decided.
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +44,7 @@ Cell = tuple[str, int]  # (arm, replicate)
 
 @dataclasses.dataclass(frozen=True)
 class SeedSpread:
-    """sigma: standard deviation in bits per byte that the training seed gives one model, beyond what it gives all arms alike.
+    """sigma: standard deviation, in the unit of the measure, that the training seed gives one model, beyond what it gives all arms alike.
     degrees: degrees of freedom of that estimate."""
 
     sigma: float
@@ -50,12 +53,13 @@ class SeedSpread:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two arms compared. `difference` is a's bits per byte minus b's: below 0, a is better.
+    """Two arms compared. `difference` is a's value minus b's: below 0, a is better (with `higher_is_better`: above 0).
 
     low, high: ends of the 95% interval of the difference; None where there is nothing to compare.
     replicates: those that both arms have. seeds_known: the interval takes in the spread over training seeds; without it the
         interval is over held-out pages alone, and nothing is decided.
     missing: why there is no difference; "" where there is one.
+    unit: of the values. sampled: what the draws take anew.
     """
 
     a: str
@@ -66,6 +70,9 @@ class Pair:
     replicates: tuple[int, ...] = ()
     seeds_known: bool = False
     missing: str = ""
+    unit: str = "bits per byte"
+    sampled: str = "held-out pages"
+    higher_is_better: bool = False
 
     @property
     def decided(self) -> bool:
@@ -77,7 +84,7 @@ class Pair:
         """The better arm of a decided pair."""
         if not self.decided or self.difference is None:
             return None
-        return self.a if self.difference < 0 else self.b
+        return self.a if (self.difference > 0) == self.higher_is_better else self.b
 
     @property
     def verdict(self) -> str:
@@ -96,11 +103,11 @@ class Pair:
         low, high = sorted((abs(self.low), abs(self.high)))
         if self.decided:
             word = "beats" if self.winner == self.a else "loses to"
-            return f"{self.a} {word} {self.b} by {abs(self.difference):.4f} bits per byte, 95% interval {low:.4f} to {high:.4f}, {count}"
-        numbers = f"{self.difference:+.4f} bits per byte, 95% interval {self.low:+.4f} to {self.high:+.4f}"
+            return f"{self.a} {word} {self.b} by {abs(self.difference):.4f} {self.unit}, 95% interval {low:.4f} to {high:.4f}, {count}"
+        numbers = f"{self.difference:+.4f} {self.unit}, 95% interval {self.low:+.4f} to {self.high:+.4f}"
         if not self.seeds_known:
             return (
-                f"{self.a} against {self.b}: can't tell from {count}; {numbers} over held-out pages alone, "
+                f"{self.a} against {self.b}: can't tell from {count}; {numbers} over {self.sampled} alone, "
                 "the spread over training seeds is unknown"
             )
         return f"{self.a} against {self.b}: can't tell at 95%; {numbers}, {count}"
@@ -126,15 +133,21 @@ def page_draws(
     group = np.arange(len(n_bytes)) % units
     columns = [np.bincount(group, weights=nll[cell], minlength=units) for cell in cells]
     values = np.stack([*columns, np.bincount(group, weights=n_bytes.astype(np.float64), minlength=units)], axis=1)
-    rng = np.random.default_rng(seed)
-    sums = np.empty((draws, len(cells) + 1))
+    sums = resampled_sums(values, draws, np.random.default_rng(seed))
+    ratios = sums[:, :-1] / sums[:, -1:] / math.log(2)
+    return {cell: ratios[:, column] for column, cell in enumerate(cells)}
+
+
+def resampled_sums(values: Floats, draws: int, rng: np.random.Generator) -> Floats:
+    """Column sums of rows drawn with replacement, as many as there are: float64[units, columns] -> float64[draws, columns]."""
+    units = len(values)
+    sums = np.empty((draws, values.shape[1]))
     for start in range(0, draws, _CHUNK_DRAWS):
         rows = min(_CHUNK_DRAWS, draws - start)
         picks = rng.integers(0, units, size=(rows, units)) + np.arange(rows)[:, None] * units
         counts = np.bincount(picks.ravel(), minlength=rows * units).reshape(rows, units)
         sums[start : start + rows] = counts.astype(np.float64) @ values
-    ratios = sums[:, :-1] / sums[:, -1:] / math.log(2)
-    return {cell: ratios[:, column] for column, cell in enumerate(cells)}
+    return sums
 
 
 def seed_spread(values: Mapping[Cell, float]) -> SeedSpread | None:
@@ -165,17 +178,19 @@ def compare(
     draws: Mapping[Cell, Floats],
     spread: SeedSpread | None,
     seed: int = SEED,
+    **measure: Any,
 ) -> Pair:
     """The verdict on two arms over the replicates that both have.
 
     values: (arm, replicate) -> bits per byte, finished models only. draws: of `page_draws`, for the same cells.
-    spread: of `seed_spread`; used with at least two common replicates.
+    spread: of `seed_spread`; used with at least two common replicates. measure: `unit`, `sampled` and `higher_is_better` of the pair.
     """
     of_a, of_b = ({replicate for arm, replicate in values if arm == name} for name in (a, b))
     common = tuple(sorted(of_a & of_b))
     if not common:
         without = [name for name, found in ((a, of_a), (b, of_b)) if not found]
-        return Pair(a=a, b=b, missing=f"no results of {' and '.join(without)}" if without else "no replicate that both arms have")
+        reason = f"no results of {' and '.join(without)}" if without else "no replicate that both arms have"
+        return Pair(a=a, b=b, missing=reason, **measure)
     difference = float(np.mean([values[a, r] - values[b, r] for r in common]))
     drawn = np.mean([draws[a, r] - draws[b, r] for r in common], axis=0)
     seeds_known = len(common) > 1 and spread is not None
@@ -183,4 +198,4 @@ def compare(
         rng = np.random.default_rng(seed + 1)
         drawn = drawn + spread.sigma * math.sqrt(2 / len(common)) * rng.standard_t(spread.degrees, size=len(drawn))
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Pair(a=a, b=b, difference=difference, low=float(low), high=float(high), replicates=common, seeds_known=seeds_known)
+    return Pair(a=a, b=b, difference=difference, low=float(low), high=float(high), replicates=common, seeds_known=seeds_known, **measure)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from training.evaluation.tasks import TASKS, TaskFile, parse_task_file
+from training.model import Branches
 
 # jeopardy's sample lines are all of one category; the golden files use another cut of it.
 GOLDEN_FILES = {"jeopardy": "jeopardy_all_8_per_category.jsonl"}
@@ -20,11 +21,12 @@ class FormulaModel:
 
     vocab_size = 50_432
     context = 2048
+    takes_branches = False
 
     def __init__(self) -> None:
         self._v = np.arange(self.vocab_size, dtype=np.int64)
 
-    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+    def hidden(self, tokens: torch.Tensor, branches: Branches | None = None) -> torch.Tensor:
         """States [B, T, T + 1]: the position and all tokens of the row, from which `logits` uses those up to the position."""
         batch, width = tokens.shape
         position = torch.arange(width).expand(batch, width)[..., None]
@@ -48,6 +50,8 @@ class FormulaModel:
 class NextToken:
     """Every token is followed by `follow(token)` with probability p; the rest of the mass is spread evenly."""
 
+    takes_branches = True  # it reads nothing but the token itself
+
     def __init__(self, follow: Callable[[int], int], vocab_size: int, context: int = 64, p: float = 0.9) -> None:
         self.vocab_size, self.context = vocab_size, context
         table = torch.full((vocab_size, vocab_size), (1 - p) / (vocab_size - 1))
@@ -55,7 +59,7 @@ class NextToken:
             table[token, follow(token)] = p
         self._table = table.log()
 
-    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+    def hidden(self, tokens: torch.Tensor, branches: Branches | None = None) -> torch.Tensor:
         return tokens[..., None]
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -63,20 +67,30 @@ class NextToken:
 
 
 class Mixer(torch.nn.Module):
-    """A small random causal network whose every state depends on all tokens so far."""
+    """A small random causal network whose every state depends on all tokens so far and on their positions."""
+
+    takes_branches = True
 
     def __init__(self, vocab_size: int = 300, context: int = 96, width: int = 16, seed: int = 0) -> None:
         super().__init__()
         self.vocab_size, self.context = vocab_size, context
         generator = torch.Generator().manual_seed(seed)
         self.embed = torch.randn(vocab_size, width, generator=generator)
+        self.position = torch.randn(context, width, generator=generator)
         self.query, self.key, self.value = (torch.randn(width, width, generator=generator) / 4 for _ in range(3))
         self.head = torch.randn(width, vocab_size, generator=generator)
 
-    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed[tokens]
-        mixed = torch.nn.functional.scaled_dot_product_attention(x @ self.query, x @ self.key, x @ self.value, is_causal=True)
-        return x + mixed
+    def hidden(self, tokens: torch.Tensor, branches: Branches | None = None) -> torch.Tensor:
+        """A state is its token plus a weighted mean over what it sees; the mask is written out here, unlike in the product."""
+        width = tokens.shape[1]
+        sees = torch.ones(width, width, dtype=torch.bool).tril()[None].repeat(len(tokens), 1, 1)
+        place = torch.arange(width).expand(len(tokens), -1)
+        if branches is not None:
+            place = branches.position_BT
+            sees[:, branches.width :] = branches.sees_B1QT[:, 0]
+        x = self.embed[tokens] + self.position[place]
+        weights = (x @ self.query) @ (x @ self.key).transpose(1, 2) / x.shape[-1] ** 0.5
+        return x + weights.masked_fill(~sees, -torch.inf).softmax(-1) @ (x @ self.value)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return states @ self.head

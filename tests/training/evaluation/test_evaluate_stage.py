@@ -24,6 +24,7 @@ from training.checkpoint import save_model
 from training.configs import SIZES, EvaluateConfig
 from training.evaluation import stage
 from training.evaluation.aggregate import aggregate
+from training.evaluation.parts import Parts
 from training.evaluation.tasks import CORE, TASKS, read_own_items
 from training.model import Transformer
 
@@ -234,3 +235,113 @@ def test_a_context_that_the_model_has_not_is_refused(run: Run, value: int):
 def test_looking_at_the_stage_loads_no_torch():
     code = "import sys, training.evaluation.stage; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Parts: kills, several processes, plans
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from craw4llm.artifact import Store
+from craw4llm.execution import Execution
+from training.configs import EvaluateConfig
+from training.evaluation import parts, stage, suite
+suite.BLOCK_ITEMS = 20
+root, out, after, *names = sys.argv[1:]
+write = parts.Parts.write
+left = int(after)
+def dying(self, *given):
+    global left
+    write(self, *given)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+parts.Parts.write = dying
+inputs = {name: Store(Path(root)).open(*place.split(":")) for name, place in (n.split("=") for n in names)}
+stage.run(EvaluateConfig(), inputs, Path(out), Execution(root=Path(root), device="cpu", report=lambda line: None))
+"""
+
+
+def test_after_kill_9_the_stage_ends_with_the_same_bytes(
+    run: Run, inputs: dict[str, Artifact], execution: Execution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("training.evaluation.suite.BLOCK_ITEMS", 20)
+    whole, _ = run(EvaluateConfig())
+    assert stage.RESUMES and not (whole / stage.PARTS).exists()
+    out = tmp_path / "killed"
+    out.mkdir()
+    places = [f"{name}={artifact.stage}:{artifact.fingerprint}" for name, artifact in inputs.items()]
+    for after in (1, 4):  # two attempts: one dies after its first part, the next four parts later
+        done = subprocess.run([sys.executable, "-c", KILLED, str(execution.root), str(out), str(after), *places], check=False)
+        assert done.returncode == -9
+    left = {path.name: path.stat().st_mtime_ns for path in (out / stage.PARTS).glob("*.parquet")}
+    assert len(left) == 5
+    seen: dict[str, int] = {}
+    gone = Parts.clear
+
+    def look(self: Parts) -> None:
+        seen.update({path.name: path.stat().st_mtime_ns for path in self.folder.glob("*.parquet")})
+        gone(self)
+
+    monkeypatch.setattr(Parts, "clear", look)
+    stage.run(EvaluateConfig(), inputs, out, execution)
+    assert {name: seen[name] for name in left} == left and len(seen) > 8  # nothing done twice
+    assert sorted(p.name for p in out.iterdir()) == sorted(p.name for p in whole.iterdir())
+    for path in whole.iterdir():
+        assert path.read_bytes() == (out / path.name).read_bytes(), path.name
+
+
+def test_parts_of_another_config_are_refused(run: Run, inputs: dict[str, Artifact], execution: Execution, tmp_path: Path):
+    out = tmp_path / "mixed"
+    Parts(out / stage.PARTS, {"of": "something else"})
+    with pytest.raises(ArtifactError, match="parts of another evaluation"):
+        stage.run(EvaluateConfig(), inputs, out, execution)
+
+
+def test_several_devices_give_the_same_bytes(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """One process for each device; here both are the CPU."""
+    monkeypatch.setattr("training.evaluation.suite.BLOCK_ITEMS", 20)
+    whole, _ = run(EvaluateConfig())
+    monkeypatch.undo()  # the second process has the usual blocks; so has this one then
+    usual, _ = run(EvaluateConfig())
+    monkeypatch.setattr(stage, "_devices", lambda execution: ["cpu", "cpu"])
+    two, _ = run(EvaluateConfig())
+    for path in usual.iterdir():
+        assert path.read_bytes() == (two / path.name).read_bytes(), path.name
+    choices = [[(row["task"], row["item"], row["choice"], row["correct"]) for row in read(out, "items")] for out in (whole, two)]
+    assert choices[0] == choices[1]
+
+
+def test_a_failure_in_another_process_is_an_error_not_a_wait(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stage, "_devices", lambda execution: ["cpu", "no such device"])
+    with pytest.raises(ConfigError, match="device is 'no such device'"):
+        run(EvaluateConfig())
+
+
+def test_the_summary_has_intervals_and_the_tasks_likelihoods(run: Run):
+    out, result = run(EvaluateConfig())
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary["intervals"]) == {"accuracy", "centered", "right_loss", "margin"} and summary["precision"] == "fp32"
+    low, high = summary["intervals"]["centered"]["core_v1"]
+    assert low < summary["core_v1"] < high
+    for row in read(out, "tasks"):
+        low, high = summary["intervals"]["right_loss"][row["task"]]
+        assert low <= row["right_loss"] <= high and row["scored"] == row["items"]
+        assert (row["margin"] is None) == (TASKS[row["task"]].kind == "lm")
+    assert result.counts["rejected_items"][0] == 0
+
+
+def test_bfloat16_is_another_result(run: Run):
+    exact, _ = run(EvaluateConfig())
+    low, _ = run(EvaluateConfig(precision="bf16"))
+    a, b = ([row["nll"] for row in read(out, "pages")] for out in (exact, low))
+    assert a != b and a == pytest.approx(b, rel=0.01)
+
+
+def test_a_plan_knows_the_items_and_the_tokens():
+    known = {"heldout": {"tokens": (1000, "tokens")}}
+    full = EvaluateConfig(tasks=External(name="tasks", path="anywhere"))
+    assert stage.estimate(full, known)["eval_items"] == (105_079, "items") and stage.estimate(full, known)["eval_tokens"][0] > 70_000_000
+    assert stage.estimate(EvaluateConfig(suite="none"), known) == {"eval_items": (0, "items"), "eval_tokens": (1000, "tokens")}
+    own = stage.estimate(EvaluateConfig(), {})
+    assert own["eval_items"][0] == sum(len(file.rows) for file in read_own_items().values()) and own["eval_tokens"][0] is None

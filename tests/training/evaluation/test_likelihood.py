@@ -5,16 +5,20 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from standins import FormulaModel, Mixer, NextToken, file_of, golden_file, letters, sha256
 
+from training.configs import Shape
 from training.evaluation.aggregate import aggregate, centered
 from training.evaluation.likelihood import Batching, score_prompts, score_task, token_losses
+from training.evaluation.models import TorchModel
 from training.evaluation.prompts import EncodedPrompt, encode_prompt, prompts
-from training.evaluation.tasks import CORE, TASKS
+from training.evaluation.tasks import CORE, TASKS, parse_task_file
+from training.model import Branches, Transformer
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +148,9 @@ def test_equal_inputs_share_a_row_and_batches_keep_to_the_budget():
     shapes: list[tuple[int, ...]] = []
 
     class Counting(Mixer):
-        def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        def hidden(self, tokens: torch.Tensor, branches: Branches | None = None) -> torch.Tensor:
             shapes.append(tuple(tokens.shape))
-            return super().hidden(tokens)
+            return super().hidden(tokens, branches)
 
     model = Counting()
     stem = np.arange(1, 21)
@@ -161,3 +165,120 @@ def test_equal_inputs_share_a_row_and_batches_keep_to_the_budget():
 
 def test_nothing_to_score():
     assert list(score_prompts([], Mixer())) == [] and token_losses([], Mixer(), Batching()) == []
+
+
+# Shared beginnings
+
+
+def plain(sequences: list[tuple[np.ndarray, int]], model: Any) -> list[list[float]]:
+    """Cross-entropies of the last tokens by the plain definition: one sequence at a time, all positions."""
+    found = []
+    for ids, scored in sequences:
+        log_p = model.logits(model.hidden(torch.from_numpy(ids)[None])[0]).log_softmax(-1)
+        found.append([-log_p[len(ids) - 1 - scored + k, ids[len(ids) - scored + k]].item() for k in range(scored)])
+    return found
+
+
+def small(vocab_size: int, context: int) -> TorchModel:
+    """Untrained, of this project's architecture."""
+    shape = Shape(d_model=32, n_layers=2, n_heads=2, d_hidden=64, context=context)
+    return TorchModel(Transformer(shape, vocab_size, seed=3).eval(), torch.device("cpu"))
+
+
+def toy() -> TorchModel:
+    return small(300, context=64)
+
+
+def options(rng: np.random.Generator, groups: int) -> tuple[list[tuple[np.ndarray, int]], list[int]]:
+    """Groups of sequences with a common beginning, among them equal ones, ones that begin others, and some that share nothing."""
+    sequences, numbers = [], []
+    for group in range(groups):
+        stem = rng.integers(1, 300, rng.integers(2, 40))
+        tail = rng.integers(1, 300, 6)
+        for k in range(2 + group % 3):
+            after = [tail[: k + 1], rng.integers(1, 300, 1 + group % 7), tail[:3]][(group + k) % 3]
+            before = rng.integers(1, 300, 9) if group % 5 == 4 else stem
+            sequences.append((np.concatenate([before, after]), len(after)))
+            numbers.append(group)
+    return sequences, numbers
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [Mixer, toy])
+@pytest.mark.parametrize("batching", [Batching(), Batching(tokens=70), Batching(sequences=1)])
+def test_sharing_a_beginning_changes_no_loss(make: Callable[[], Any], batching: Batching):
+    model = make()
+    sequences, groups = options(np.random.default_rng(1), 40)
+    shared = token_losses(sequences, model, batching, groups)
+    for (losses, likeliest), expected, (_, scored) in zip(shared, plain(sequences, model), sequences, strict=True):
+        assert losses.tolist() == pytest.approx(expected, abs=1e-4) and len(likeliest) == scored
+
+
+def test_a_beginning_is_read_once():
+    """Rows, columns: 20 tokens read once, then 2 + 3 + 0 of the branches (the last token of a sequence is never read)."""
+    shapes: list[tuple[int, ...]] = []
+
+    class Counting(Mixer):
+        def hidden(self, tokens: torch.Tensor, branches: Branches | None = None) -> torch.Tensor:
+            shapes.append((*tokens.shape, branches.width if branches else 0))
+            return super().hidden(tokens, branches)
+
+    stem = np.arange(1, 21)
+    three = [(np.append(stem, [31, 32, 33]), 3), (np.append(stem, [41, 42, 43, 44]), 4), (np.append(stem, 51), 1)]
+    model = Counting()
+    token_losses(three, model, Batching(), [0, 0, 0])
+    assert shapes == [(1, 25, 20)]
+    shapes.clear()
+    token_losses(three, model, Batching())  # nothing said of belonging together
+    assert shapes == [(3, 23, 0)]
+    shapes.clear()
+    far = [(np.append(np.arange(k, k + 20), k), 1) for k in (1, 100)]
+    token_losses(far, model, Batching(), [0, 0])  # together, and nothing in common
+    assert shapes == [(2, 20, 0)]
+
+
+def test_a_model_that_takes_no_branches_gets_none():
+    class Plain(Mixer):
+        takes_branches = False
+
+        def hidden(self, tokens: torch.Tensor, branches: Branches | None = None) -> torch.Tensor:
+            assert branches is None
+            return super().hidden(tokens)
+
+    items = mixed_items()
+    shared, alone = list(score_prompts(items, Mixer())), list(score_prompts(items, Plain()))
+    for a, b in zip(shared, alone, strict=True):
+        assert a.choice == b.choice and np.abs(a.losses - b.losses).max() < 1e-4
+
+
+def test_options_that_begin_one_another_and_equal_options():
+    row = {"query": "q", "choices": ["b", "bc", "bcd", "bc"], "gold": 2}
+    (score,) = score_prompts(encoded_items("copa", row), following("q bcd"))
+    assert score.losses.tolist() == pytest.approx([RIGHT] * 4, rel=1e-5) and score.choice == 0
+    (score,) = score_prompts(encoded_items("copa", row), Mixer())
+    assert score.losses[1] == score.losses[3] and len(set(score.losses.tolist())) == 3
+
+
+def test_equal_choices_for_batches_of_one_and_eight(shared: Path, neox: Callable[[str], list[int]]):
+    """Case BL-40: a task smaller than its shots."""
+    content = (shared / "cases" / "BL-40" / "three_items.jsonl").read_bytes()
+    file = parse_task_file(TASKS["arc_easy"], "three_items.jsonl", content, own=True)
+    model = small(50_432, context=256)
+    items = [encode_prompt(p, neox, 256) for p in prompts(file)]
+    one, eight = (list(score_prompts(items, model, Batching(sequences=n))) for n in (1, 8))
+    assert [s.choice for s in one] == [s.choice for s in eight]
+    assert max(np.abs(a.losses - b.losses).max() for a, b in zip(one, eight, strict=True)) < 1e-5
+
+
+def test_all_sample_items_with_and_without_sharing(shared: Path, neox: Callable[[str], list[int]]):
+    """Real items of every kind, cropped ones included: the same choices, losses to 1e-5."""
+    model = small(50_432, context=256)
+    apart = small(50_432, context=256)
+    apart.takes_branches = False  # type: ignore[misc]
+    cropped = 0
+    for label in ("hellaswag_zeroshot", "winograd", "piqa", "copa"):
+        items = [encode_prompt(p, neox, 256) for p in prompts(golden_file(shared, label))][:12]
+        cropped += sum(item.cropped for item in items)
+        for a, b in zip(score_prompts(items, model), score_prompts(items, apart), strict=True):
+            assert a.choice == b.choice and np.abs(a.losses - b.losses).max() < 1e-5
+    assert cropped
