@@ -4,7 +4,8 @@
     craw4llm run tiny                                builds what is missing and prints the report's path
     craw4llm run tiny --only quality.crawl           one stage, its inputs must be there (what an Airflow task runs)
 
-Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artifact; 5 a stage; 6 the disk; 130 interrupted.
+Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artifact; 5 a stage; 6 the disk; 75 a stage was asked to
+end and has saved where it is (run it again); 130 interrupted.
 """
 
 import importlib.metadata
@@ -92,6 +93,10 @@ def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, roo
 @click.option("--workers", type=click.IntRange(1), default=default_workers, show_default="processors", help="Processes a stage may use.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 ...")
 @click.option("--micro-batch", type=click.IntRange(0), default=0, help="Sequences a device takes at once (0: chosen).")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Training processes, one device each.")
+@click.option("--save-every", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds between saved training states.")
+@click.option("--keep-states", type=click.IntRange(1), default=2, show_default=True, help="Training states kept while a run lasts.")
+@click.option("--compile/--no-compile", default=None, help="torch.compile the model (default: on CUDA).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per stage: what it made and where; all else goes to stderr.")
 def run(
     experiment: str,
@@ -104,6 +109,10 @@ def run(
     workers: int,
     device: str,
     micro_batch: int,
+    ranks: int,
+    save_every: float,
+    keep_states: int,
+    compile: bool | None,
     as_json: bool,
 ) -> None:
     """Build what is missing of EXPERIMENT and print where its report is."""
@@ -111,7 +120,16 @@ def run(
 
     started = time.monotonic()
     graph = _graph(experiment, settings, replicates)
-    execution = Execution(root=root, workers=workers, device=device, micro_batch=micro_batch)
+    execution = Execution(
+        root=root,
+        workers=workers,
+        device=device,
+        micro_batch=micro_batch,
+        ranks=ranks,
+        save_every_s=save_every,
+        keep_states=keep_states,
+        compile=compile,
+    )
     planned = runner.make_plan(graph, execution)
     nodes = graph.select(only, arm)
     if arm and not only:  # an arm is of use only with all that it is made from

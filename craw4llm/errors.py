@@ -38,3 +38,9 @@ class StorageError(Craw4LLMError):
     """The artifact root cannot be written: full disk, no permission, read-only file system."""
 
     exit_code = 6
+
+
+class Stopped(Craw4LLMError):
+    """A stage was asked to end (SIGTERM, SIGINT), has saved where it is and will go on from there. 75: EX_TEMPFAIL of sysexits.h."""
+
+    exit_code = 75

@@ -31,6 +31,10 @@ def default_workers() -> int:
 class Execution:
     """root: the artifact root. workers: processes a stage may use. device: "auto", "cpu", "cuda" or "cuda:1".
     micro_batch: sequences a device takes at once (0: chosen by the stage). threads: per process of numeric libraries.
+    ranks: processes of one training run, each with a device of its own. save_every_s: seconds between two saved training states (more
+    where writing one takes long). keep_states: how many of them are kept. milestone_steps: states at multiples of so many steps are
+    kept besides, until the run ends (0: none). validate_steps: steps between two held-out losses (0: at the end only). compile:
+    torch.compile (None: on CUDA). tensorboard: a folder for TensorBoard's files. wandb: a Weights & Biases project to log to.
     report: receives progress lines instead of the terminal, where given.
     """
 
@@ -39,6 +43,14 @@ class Execution:
     device: str = "auto"
     micro_batch: int = 0
     threads: int = 1
+    ranks: int = 1
+    save_every_s: float = 10.0
+    keep_states: int = 2
+    milestone_steps: int = 0
+    validate_steps: int = 0
+    compile: bool | None = None
+    tensorboard: Path | None = None
+    wandb: str = ""
     report: Callable[[str], None] | None = None
 
     @property

@@ -7,7 +7,9 @@ Every epoch is its own permutation of all samples; steps take them in turn, acro
 shared between processes: samples are read by position from memory-mapped shards (`craw4llm.tokens.shards` says why).
 """
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -29,7 +31,11 @@ class Batches:
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        return inputs_and_targets(self._shards[self.positions(step)])
+        return self.rows(step, slice(None))
+
+    def rows(self, step: int, rows: slice) -> tuple[Tensor, Tensor]:
+        """The same for some rows of the batch: what one of several ranks takes."""
+        return inputs_and_targets(self._shards[self.positions(step)[rows]])
 
     def positions(self, step: int) -> NDArray[np.int64]:
         """Positions in the shards of the samples of `step`, in the order in which they stand in the batch."""
@@ -41,6 +47,37 @@ class Batches:
         if epoch != self._epoch:
             self._epoch, self._order = epoch, seeded_order(len(self._shards), self._seed, epoch)
         return self._order
+
+
+class Prefetch:
+    """Reads the batch of the next step while this one is computed, in a thread; on CUDA into pinned memory.
+
+    data[step]: (inputs, targets, seconds waited) on `device`, int64; the steps first, first + 1, ... last - 1 in this order.
+    """
+
+    def __init__(self, batches: Batches, rows: slice, device: torch.device, first: int, last: int) -> None:
+        self._batches, self._rows, self._device, self._last = batches, rows, device, last
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._next: Future[tuple[Tensor, Tensor]] | None = None
+        if first < last:
+            self._next = self._thread.submit(self._read, first)
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor, float]:
+        assert self._next is not None
+        began = time.monotonic()
+        inputs, targets = self._next.result()
+        waited = time.monotonic() - began
+        self._next = self._thread.submit(self._read, step + 1) if step + 1 < self._last else None
+        return inputs.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True), waited
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _read(self, step: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self._batches.rows(step, self._rows)
+        if self._device.type == "cuda":
+            inputs, targets = inputs.pin_memory(), targets.pin_memory()
+        return inputs, targets
 
 
 def inputs_and_targets(samples: NDArray[np.uint16] | NDArray[np.uint32]) -> tuple[Tensor, Tensor]:

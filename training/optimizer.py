@@ -16,6 +16,7 @@ from training.configs import TrainConfig
 # Logits are made for so many floats at a time: 512 positions of a 2,048-word vocabulary stay in a CPU's cache, and 8,192 of the
 # paper's fit easily on a GPU, where all logits of one batch in float32 would take 413 MB a sequence.
 CHUNK_FLOATS = {"cpu": 1 << 19, "cuda": 1 << 28}
+MIN_CHUNK = 256  # positions, for large vocabularies: every chunk adds to the whole gradient of the head
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -51,7 +52,7 @@ def language_model_loss(hidden: Tensor, head: Tensor, targets: Tensor, z_loss: f
     """Mean over positions of cross-entropy + z_loss x logsumexp^2, without ever holding all logits.
 
     hidden: [N, D]. head: [V, D]. targets: int64[N]. Returns a float32 scalar. The GEMM runs in the autocast precision, the loss in
-    float32, as `model(tokens)` followed by the plain formula would.
+    float32 (all of it in float64 for float64 inputs), as `model(tokens)` followed by the plain formula would.
     """
     loss: Tensor = _ChunkedLoss.apply(hidden, head, targets, z_loss)
     return loss
@@ -74,13 +75,14 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float) -> Tensor:
         count, rows = hidden.shape[0], _rows(hidden, head)
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        wide = _wide(_low(hidden))
+        total = torch.zeros((), dtype=wide, device=hidden.device)
         need_grad = any(ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden) if need_grad else None
-        grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device) if need_grad else None
+        grad_head = torch.zeros(head.shape, dtype=wide, device=head.device) if need_grad else None
         for start in range(0, count, rows):
             h, t = hidden[start : start + rows], targets[start : start + rows, None]
-            logits = F.linear(h, head).float()
+            logits = F.linear(h, head).to(wide)
             highest, of_target = logits.amax(dim=1, keepdim=True), logits.gather(1, t)
             grad = logits.sub_(highest).exp_()  # one exponential serves the sum and the gradient
             norm = grad.sum(dim=1, keepdim=True)
@@ -108,5 +110,10 @@ def _low(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the loss: float32; float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _rows(hidden: Tensor, head: Tensor) -> int:
-    return max(1, CHUNK_FLOATS.get(hidden.device.type, CHUNK_FLOATS["cuda"]) // head.shape[0])
+    return max(MIN_CHUNK, CHUNK_FLOATS.get(hidden.device.type, CHUNK_FLOATS["cuda"]) // head.shape[0])

@@ -50,6 +50,7 @@ def plain_loss(hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float) -> 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-4, 0.5])
 def test_chunked_loss_and_its_gradients(monkeypatch: pytest.MonkeyPatch, chunk_floats: int, z_loss: float) -> None:
     monkeypatch.setitem(module.CHUNK_FLOATS, "cpu", chunk_floats)
+    monkeypatch.setattr(module, "MIN_CHUNK", 1)
     generator = torch.Generator().manual_seed(0)
     hidden, head = torch.randn(23, 8, generator=generator), torch.randn(11, 8, generator=generator)
     targets = torch.randint(11, (23,), generator=generator)
@@ -65,6 +66,25 @@ def test_chunked_loss_and_its_gradients(monkeypatch: pytest.MonkeyPatch, chunk_f
     with torch.no_grad():
         torch.testing.assert_close(language_model_loss(hidden, head, targets, z_loss), results[0][0])
         torch.testing.assert_close(target_losses(hidden, head, targets).mean(), plain_loss(hidden, head, targets, 0.0))
+
+
+@pytest.mark.parametrize("chunk_floats", [1, 70, 1 << 20])
+def test_chunked_loss_in_float64(monkeypatch: pytest.MonkeyPatch, chunk_floats: int) -> None:
+    """To 1e-12 the value and the gradients of the plain formula; and the gradients are those of finite differences."""
+    monkeypatch.setitem(module.CHUNK_FLOATS, "cpu", chunk_floats)
+    monkeypatch.setattr(module, "MIN_CHUNK", 1)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(23, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(11, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(11, (23,), generator=generator)
+    logits = hidden @ head.T
+    plain = F.cross_entropy(logits, targets) + 0.1 * logits.logsumexp(-1).square().mean()
+    found = language_model_loss(hidden, head, targets, 0.1)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=0)
+    expected, gradients = (torch.autograd.grad(loss, (hidden, head)) for loss in (plain, found))
+    torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-15)
+    assert torch.autograd.gradcheck(lambda h, w: language_model_loss(h, w, targets, 0.1), (hidden, head))
 
 
 def test_chunked_loss_under_autocast() -> None:

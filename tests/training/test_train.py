@@ -16,13 +16,15 @@ import pytest
 import torch
 
 import training.configs
+import training.optimizer
 import training.train as train
 from craw4llm.artifact import Artifact, Result, Store
-from craw4llm.errors import ArtifactError, ConfigError, StageError
+from craw4llm.errors import ArtifactError, ConfigError, StageError, Stopped
 from craw4llm.execution import Execution
 from craw4llm.tokens.shards import write_shards
 from training.checkpoint import load_model
 from training.configs import Shape, TrainConfig
+from training.watch import Spikes
 
 VOCAB, CONTEXT = 32, 16
 SHAPE = Shape(d_model=16, n_layers=2, n_heads=2, d_hidden=32, context=CONTEXT)
@@ -89,7 +91,14 @@ def test_learns_what_is_there_to_learn(inputs: dict[str, Artifact], execution: E
 def test_what_is_written(inputs: dict[str, Artifact], execution: Execution) -> None:
     config = config_for(40)
     artifact = fit(config, inputs, execution)
-    assert sorted(p.name for p in artifact.path.iterdir()) == ["config.json", "manifest.json", "metrics.jsonl", "model.pt", "speed.json"]
+    assert sorted(p.name for p in artifact.path.iterdir()) == [
+        "config.json",
+        "manifest.json",
+        "metrics.jsonl",
+        "model.pt",
+        "speed.json",
+        "speed.jsonl",
+    ]
     metrics = metrics_of(artifact)
     assert [m["step"] for m in metrics] == list(range(40))
     assert all(set(m) == {"step", "loss", "learning_rate", "grad_norm"} for m in metrics)
@@ -101,7 +110,7 @@ def test_what_is_written(inputs: dict[str, Artifact], execution: Execution) -> N
     assert counts["train_flops"] == SHAPE.flops_per_token(VOCAB) * 40 * 64
     assert counts["heldout_tokens"] == 20 * CONTEXT
     assert "2.67 times" in artifact.manifest["notes"]["warning"]
-    assert [f["path"] for f in artifact.manifest["files"] if f["volatile"]] == ["speed.json"]
+    assert [f["path"] for f in artifact.manifest["files"] if f["volatile"]] == ["speed.json", "speed.jsonl"]
     model, described = load_model(artifact)
     assert described == {"shape": dataclasses.asdict(SHAPE), "vocab_size": VOCAB, "context": CONTEXT}
     assert not model.training
@@ -136,7 +145,7 @@ def test_overfits_one_batch(execution: Execution) -> None:
 
 DIES = """
 import os, pathlib, signal, sys
-import training.configs, training.optimizer, training.train as train
+import training.configs, training.loop as loop, training.optimizer, training.train as train
 from craw4llm.artifact import Store
 from craw4llm.execution import Execution
 from training.configs import Shape, TrainConfig
@@ -146,14 +155,24 @@ training.configs.SIZES["test"] = Shape(d_model=16, n_layers=2, n_heads=2, d_hidd
 rate = training.optimizer.learning_rate
 def dies(config, step):
     if step == at:
+        trainer.states.finish()
         os.kill(os.getpid(), signal.SIGKILL)
     return rate(config, step)
 training.optimizer.learning_rate = dies
-train.CHECKPOINT_EVERY_S, train.CHECKPOINT_SHARE = 0.0, 1e9
+class Known(loop.Trainer):
+    def __init__(self, *args):
+        global trainer
+        trainer = self
+        super().__init__(*args)
+loop.Trainer = Known
+save = loop.Trainer._save
+loop.Trainer._save = lambda self, step, metrics, **how: save(self, step, metrics, wait=True)
+loop.SAVE_SHARE = 1e9
 out.mkdir(parents=True, exist_ok=True)
 config = TrainConfig(size="test", vocab_size=32, precision="fp32", batch_tokens=64, token_budget=64 * steps)
 store = Store(root)
-train.run(config, {n: store.open("tokenize", n) for n in ("tokens", "heldout")}, out, Execution(root=root, device="cpu", report=print))
+execution = Execution(root=root, device="cpu", report=print, save_every_s=0.0)
+train.run(config, {n: store.open("tokenize", n) for n in ("tokens", "heldout")}, out, execution)
 """
 
 
@@ -162,28 +181,111 @@ def run_and_die(execution: Execution, out: Path, at: int, steps: int, hash_seed:
     return subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": hash_seed}, check=False, capture_output=True).returncode
 
 
+def saved_steps(out: Path) -> list[int]:
+    return sorted(json.loads(p.read_text())["step"] for p in (out / "states").glob("step-*/manifest.json"))
+
+
 def test_killed_and_resumed_equals_undisturbed(inputs: dict[str, Artifact], execution: Execution) -> None:
-    """Killed with -9 at two steps (and once with a line too many and a state half-written), it ends with the same bytes."""
+    """Killed with -9 before the end of the first epoch (of 15 steps) and after it, once with a line too many and a state half-written."""
     cut = execution.root / "cut"
-    assert run_and_die(execution, cut, 5, 12) == -signal.SIGKILL
-    assert torch.load(cut / "state.pt", weights_only=True)["step"] == 5
+    assert run_and_die(execution, cut, 5, 18) == -signal.SIGKILL
+    assert saved_steps(cut) == [4, 5]
     with (cut / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 5, "loss": 0.1, "lea')
-    (cut / "state.pt.new").write_bytes(b"half")
-    assert run_and_die(execution, cut, 10, 12, hash_seed="1") == -signal.SIGKILL
-    assert run_and_die(execution, cut, -1, 12, hash_seed="2") == 0
-    assert json.loads((cut / "speed.json").read_text())["first_step"] == 10
-    whole = fit(config_for(12), inputs, execution)  # in this process, another folder, without a pause
+    (cut / "states" / ".step-00000006").mkdir()
+    (cut / "states" / ".step-00000006" / "state.pt").write_bytes(b"half")
+    assert run_and_die(execution, cut, 16, 18, hash_seed="1") == -signal.SIGKILL
+    assert run_and_die(execution, cut, -1, 18, hash_seed="2") == 0
+    assert json.loads((cut / "speed.json").read_text())["first_step"] == 16
+    whole = fit(config_for(18), inputs, execution)  # in this process, another folder, without a pause
+    assert whole.count("epochs") == 1.2
     assert sorted([*(p.name for p in cut.iterdir()), "manifest.json"]) == sorted(p.name for p in whole.path.iterdir())
     for name in ("model.pt", "metrics.jsonl", "config.json"):
         assert (cut / name).read_bytes() == whole.file(name).read_bytes(), name
 
 
-def test_a_damaged_state_is_named(inputs: dict[str, Artifact], execution: Execution, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "state.pt").write_bytes(b"not a state")
-    with pytest.raises(StageError, match=r"state\.pt cannot be read .*; delete it"):
-        train.run(config_for(3), inputs, tmp_path / "out", execution)
+def test_sigterm_saves_and_the_next_run_ends_with_the_same_bytes(inputs: dict[str, Artifact], execution: Execution) -> None:
+    config = config_for(12)
+    before = signal.getsignal(signal.SIGTERM)
+    assert saved_steps(stop_before(7, config, inputs, execution)) == [7]
+    assert signal.getsignal(signal.SIGTERM) == before
+    cut, whole = fit(config, inputs, execution, "cut"), fit(config, inputs, execution, "whole")
+    assert json.loads(cut.file("speed.json").read_text())["first_step"] == 7
+    assert cut.digest == whole.digest
+    assert "resumed" not in cut.manifest["notes"]
+
+
+def test_another_micro_batch_after_a_stop_is_noted(inputs: dict[str, Artifact], execution: Execution) -> None:
+    config = config_for(6)
+    stop_before(3, config, inputs, execution)
+    artifact = fit(config, inputs, dataclasses.replace(execution, micro_batch=2), "cut")
+    assert artifact.manifest["notes"]["resumed"] == ["from step 3: micro_batch was 4, now 2"]
+
+
+def stop_before(step: int, config: TrainConfig, inputs: dict[str, Artifact], execution: Execution, name: str = "cut") -> Path:
+    """A run that was asked to end before `step`; returns its partial folder."""
+    rate = training.optimizer.learning_rate
+
+    def asks(config: TrainConfig, now: int) -> float:
+        if now == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return rate(config, now)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match=f"asked to end before step {step} of"):
+        patch.setattr(training.optimizer, "learning_rate", asks)
+        fit(config, inputs, execution, name)
+    return execution.root / "train" / f".partial-{name}"
+
+
+def test_states_of_other_data_or_another_config_are_refused(inputs: dict[str, Artifact], execution: Execution) -> None:
+    out = stop_before(3, config_for(6), inputs, execution)
+    with pytest.raises(StageError, match=r"saved by another run: config\.learning_rate was 0\.003, now 0\.001; .*delete .*states"):
+        train.run(config_for(6, learning_rate=1e-3), inputs, out, execution)
+    other = write_tokens(execution.root, "other", texts(60, 3))
+    with pytest.raises(
+        StageError, match=r"inputs\.tokens\.digest was '[0-9a-f]+', now '[0-9a-f]+'; inputs\.tokens\.fingerprint was 'tokens'"
+    ):
+        train.run(config_for(6), inputs | {"tokens": other}, out, execution)
+    assert saved_steps(out) == [3]
+
+
+def test_validation_at_intervals_changes_nothing(inputs: dict[str, Artifact], execution: Execution) -> None:
+    plain = fit(config_for(9), inputs, execution, "plain")
+    watched = fit(config_for(9), inputs, dataclasses.replace(execution, validate_steps=4), "watched")
+    assert watched.digest == plain.digest
+    lines = [json.loads(line) for line in watched.file("validation.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 8]
+    assert lines[0]["heldout_loss"] > lines[1]["heldout_loss"] > watched.count("heldout_loss")
+
+
+def test_out_of_memory_names_the_micro_batch_that_fits(
+    inputs: dict[str, Artifact], execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = training.optimizer.language_model_loss
+
+    def limited(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if len(hidden) > limit * CONTEXT:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss(hidden, *rest)
+
+    monkeypatch.setattr(training.optimizer, "language_model_loss", limited)
+    limit = 1
+    with pytest.raises(StageError, match=r"4 sequences of 16 tokens at once do not fit .*; 1 fit: use --micro-batch 1"):
+        fit(config_for(3), inputs, execution)
+    limit = 0
+    with pytest.raises(StageError, match="not even one fits"):
+        fit(config_for(3), inputs, execution)
+
+
+def test_loss_spikes() -> None:
+    rng = np.random.default_rng(0)
+    losses = (3 + 0.1 * rng.standard_normal(200)).tolist()
+    assert Spikes(losses).count == 0
+    losses[150], losses[151], losses[160], losses[5] = 9.0, 8.0, 4.0, 20.0
+    spikes = Spikes(losses[:151])
+    assert spikes.count == 1
+    assert [spikes.add(x) for x in losses[151:]].index(True) == 0
+    assert spikes.count == 3
 
 
 def test_seeds_give_other_models(inputs: dict[str, Artifact], execution: Execution) -> None:
