@@ -259,6 +259,9 @@ class TokenizeConfig(Config):
         `shuffle_seed`. pages "heldout": the held-out pages by id, not shuffled, with the place of each page kept.
     sample_tokens: context length of the model plus one (2,049 in the paper's recipe).
     max_page_chars: only so many characters from the start of each page (small experiments evaluate on many pages, not on long ones).
+    specials: what the spelling of a special token in a page becomes: plain "text", or its id ("ids": the reference's behaviour, which lets
+        a page end its own document).
+    compression: of the shards; compressed ones are read into memory whole.
     """
 
     stage: ClassVar[str] = "tokenize"
@@ -269,8 +272,14 @@ class TokenizeConfig(Config):
     shuffle_seed: int = 42
     last_sample: Literal["drop", "pad"] = "drop"
     max_page_chars: int | None = None
+    specials: Literal["text", "ids"] = "text"
+    compression: Literal["none", "zstd"] = "none"
 
     def check(self) -> None:
+        if self.specials not in ("text", "ids"):
+            raise self.refuse("specials", "text or ids")
+        if self.compression not in ("none", "zstd"):
+            raise self.refuse("compression", "none or zstd")
         if self.sample_tokens < 2:
             raise self.refuse("sample_tokens", "at least 2")
         if self.max_page_chars is not None and self.max_page_chars < 1:

@@ -60,7 +60,7 @@ def test_streaming_dataset_iterates_the_same(written: Path) -> None:
 
 
 def test_wide_ids(tmp_path: Path) -> None:
-    samples = np.array([[70_000, 1], [2, 3]], dtype=np.uint32)
+    samples = np.array([[70_000, 1], [2, 3]], dtype=np.int32)
     write_shards(tmp_path / "s", samples, np.array([1, 0]))
     assert np.array_equal(Shards(tmp_path / "s")[[0, 1]], samples[::-1])
     assert verify_shards(tmp_path / "s", 2) == 2
