@@ -1,4 +1,4 @@
-"""The command line: `craw4llm plan|run|show|verify|gc|fetch`, also `python -m craw4llm`.
+"""The command line: `craw4llm plan|run|show|export|verify|gc|fetch`, also `python -m craw4llm`.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path
@@ -122,12 +122,31 @@ def run(
 
 @cli.command()
 @click.argument("name", required=False)
+@click.argument("url", required=False)
 @click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
-def show(name: str | None, root: Path) -> None:
-    """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint."""
+def show(name: str | None, url: str | None, root: Path) -> None:
+    """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint.
+
+    `show page URL` tells a page's life: found and crawled when and through which page, score, selected or why not, in which samples.
+    """
     from craw4llm import browse
 
-    click.echo(browse.show(name, root, names()))
+    if (name == "page") != (url is not None):
+        raise ConfigError(f"show {name} {url or ''}: expected `show`, `show NAME` or `show page URL`")
+    click.echo(browse.show_page(url, root) if url is not None else browse.show(name, root, names()))
+
+
+@cli.command()
+@click.argument("selection")
+@click.option("--out", required=True, type=Path, help="File to write: .jsonl.zst, .jsonl.gz or .jsonl.")
+@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+def export(selection: str, out: Path, root: Path) -> None:
+    """Write the pages of SELECTION (the fingerprint of a select artifact, or its beginning) as JSON lines."""
+    from craw4llm import browse
+    from craw4llm.selection.export import export as write
+
+    count = write(browse.find(selection, root, "select"), out)
+    click.echo(f"{count:,} pages: {out.resolve()}")
 
 
 @cli.command()

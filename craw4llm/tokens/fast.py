@@ -133,7 +133,8 @@ def _form(content: dict[str, Any]) -> tuple[dict[bytes, int], dict[int, int]] | 
         runs[len(token["content"])] = int(token["id"])
     if sorted(runs) != list(range(2, len(runs) + 2)):
         return None
-    ranks = _ranks(model["vocab"], [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]], added)
+    pairs = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
+    ranks = _ranks(model["vocab"], [(a, b) for a, b in pairs], added)
     return None if ranks is None else (ranks, runs)
 
 
