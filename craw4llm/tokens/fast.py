@@ -35,8 +35,9 @@ PIECE_CHARS = 1 << 18
 THREADS_FROM_CHARS = 1 << 22
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"  # the ByteLevel pre-tokenizer's, up to white space
 NO_SPECIAL = "\ufdd0 no special token \ufdd0"  # tiktoken wants one; it is never asked for
-# Between these two characters every rule above ends a piece: a single space or a line's end between words, a digit before a letter.
-_CUT = re.compile(r"(?<=[^\s])(?= [^\s])|(?<=\n)(?=[A-Za-z0-9])|(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])")
+# Between these two characters every rule above ends a piece: before a single space, after a single line's end (of several the last goes
+# apart, which the first part of a cut text could not know), between a digit and a letter.
+_CUT = re.compile(r"(?<=[^\s])(?= [^\s])|(?<=[^\s]\n)(?=[A-Za-z0-9])|(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])")
 
 
 class FastEncoder:
