@@ -84,6 +84,7 @@ def test_killed_at_half_and_tried_again(command: Callable[..., list[str]], execu
         slow.stdout.readline()
     slow.send_signal(signal.SIGKILL)
     slow.wait()
+    slow.stdout.close()
     out = execution.root / "killed"
     assert not (out / "shards").exists()
     finished = sorted(p.stem for p in (out / "parts").glob("*.npz"))
