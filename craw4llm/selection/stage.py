@@ -125,11 +125,13 @@ def run(config: SelectConfig, inputs: Mapping[str, Artifact], out: Path, executi
 
 
 def estimate(config: SelectConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
-    """The pages kept, as far as the config says; empty pages are dropped from it."""
+    """The pages or tokens kept, as far as the config says; empty pages are dropped from it."""
+    if config.keep_tokens is not None:
+        return {"kept_tokens": (config.keep_tokens, "tokens")}
     crawled = inputs.get("crawl", {}).get("crawled_pages", (None, ""))[0]
     by_fetches = config.prefix_fetches is not None or config.match_fetches
     kept = config.keep_pages
-    if kept is None and config.pool == "crawled" and not by_fetches:
+    if kept is None and config.keep == "all" and config.pool == "crawled" and not by_fetches:
         kept = config.prefix_pages or crawled
     return {} if kept is None else {"kept_pages": (kept, "pages")}
 

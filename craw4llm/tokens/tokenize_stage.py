@@ -116,14 +116,19 @@ def _identity(tokenizer: Artifact) -> dict[str, str]:
 
 def estimate(config: TokenizeConfig, inputs: Mapping[str, Mapping[str, Count]]) -> dict[str, Count]:
     """Tokens and disk, where the bytes of the selected texts are known."""
-    text_bytes = inputs.get("selection", {}).get("kept_text_bytes", (None, ""))[0]
-    if config.pages != "selection" or text_bytes is None:
+    selection = inputs.get("selection", {})
+    text_bytes, exact = selection.get("kept_text_bytes", (None, ""))[0], selection.get("kept_tokens", (None, ""))[0]
+    if config.pages != "selection" or (text_bytes is None and exact is None):
         return {}
     vocab_size = inputs.get("tokenizer", {}).get("vocab_size", (None, ""))[0]
-    tokens = int(text_bytes / BYTES_PER_TOKEN)
+    if exact is not None:
+        tokens, unit = int(exact), "tokens"
+    else:
+        assert text_bytes is not None
+        tokens, unit = int(text_bytes / BYTES_PER_TOKEN), f"tokens, at {BYTES_PER_TOKEN} bytes a token (assumed)"
     width = 4 if vocab_size is not None and vocab_size > 65_536 else 2
     return {
-        "tokens": (tokens, f"tokens, at {BYTES_PER_TOKEN} bytes a token (assumed)"),
+        "tokens": (tokens, unit),
         "disk_bytes": (tokens * width, "bytes"),
     }
 
