@@ -192,7 +192,7 @@ class SelectConfig(Config):
     keep_tokens: instead of keep_pages, and with "all": pages in order until they have so many tokens (end-of-text included) under the
         input `tokenizer`; the page that reaches the number is kept whole.
     exact_duplicates, near_duplicates: of pages kept before, "off", "report" or "drop". Exact: the text but for case and white space.
-        Near: craw4llm.selection.near_copies, with near_threshold, near_permutations and near_shingle_words; about 3 KB of memory a page.
+        Near: craw4llm.selection.near_copies, with near_threshold, near_permutations and near_shingle_words; about 6 KB of memory a page.
     heldout_copies: the same of pages that are copies, exact or near, of a held-out page.
     decontaminate: a folder of evaluation files (JSON lines, a file a task); pages that share a run of `ngram_words` words with an item
         are dropped.
