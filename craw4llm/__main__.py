@@ -1,4 +1,4 @@
-"""The command line: `craw4llm plan|run|show|diff|verify|gc|fetch|score|evaluate|compare|tasks`, also `python -m craw4llm`.
+"""The command line: `craw4llm plan|run|show|diff|export|verify|gc|fetch|score|evaluate|compare|tasks`, also `python -m craw4llm`.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path
@@ -156,27 +156,30 @@ def run(
 
 @cli.command()
 @click.argument("name", required=False)
-@click.argument("fingerprint", required=False)
+@click.argument("what", required=False)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="For a crawl: also write its plot to this file.")
 @click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
-def show(name: str | None, fingerprint: str | None, svg: Path | None, root: Path) -> None:
+def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> None:
     """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint.
 
     `show crawl FINGERPRINT`: the iterations of a crawl, with a plot of its scores.
+    `show page URL`: a page's life: found and crawled when and through which page, score, selected or why not, in which samples.
     """
     from craw4llm import browse
 
-    if fingerprint is None:
+    if what is None and name not in ("crawl", "page"):
         click.echo(browse.show(name, root, names()))
-        return
-    if name != "crawl":
-        raise ConfigError(f"show {name} {fingerprint}: two arguments are for a crawl (`show crawl FINGERPRINT`); give one")
-    from craw4llm.crawl.show import describe, open_crawl, plot_svg
+    elif what is not None and name == "page":
+        click.echo(browse.show_page(what, root))
+    elif what is not None and name == "crawl":
+        from craw4llm.crawl.show import describe, open_crawl, plot_svg
 
-    trace = open_crawl(root, fingerprint)
-    click.echo(describe(trace))
-    if svg is not None:
-        plot_svg(trace, svg)
+        trace = open_crawl(root, what)
+        click.echo(describe(trace))
+        if svg is not None:
+            plot_svg(trace, svg)
+    else:
+        raise ConfigError(f"show {name} {what or ''}: expected `show`, `show NAME`, `show crawl FINGERPRINT` or `show page URL`")
 
 
 @cli.command()
@@ -188,6 +191,19 @@ def diff(crawl_a: str, crawl_b: str, root: Path) -> None:
     from craw4llm.crawl.show import compare, open_crawl
 
     click.echo(compare(open_crawl(root, crawl_a), open_crawl(root, crawl_b)))
+
+
+@cli.command()
+@click.argument("selection")
+@click.option("--out", required=True, type=Path, help="File to write: .jsonl.zst, .jsonl.gz or .jsonl.")
+@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+def export(selection: str, out: Path, root: Path) -> None:
+    """Write the pages of SELECTION (the fingerprint of a select artifact, or its beginning) as JSON lines."""
+    from craw4llm import browse
+    from craw4llm.selection.export import export as write
+
+    count = write(browse.find(selection, root, "select"), out)
+    click.echo(f"{count:,} pages: {out.resolve()}")
 
 
 @cli.command()

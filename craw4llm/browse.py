@@ -31,6 +31,24 @@ def show(name: str | None, root: Path, declared: Sequence[str]) -> str:
     return "\n\n".join(_artifact(a) for a in found)
 
 
+def show_page(url: str, root: Path) -> str:
+    """Text for `craw4llm show page URL`."""
+    from craw4llm.page_life import page_life
+
+    return page_life(url, artifacts(root))
+
+
+def find(fingerprint: str, root: Path, stage: str) -> Artifact:
+    """The one finished artifact of `stage` whose fingerprint begins so; ArtifactError if there is none, or more than one."""
+    found = [a for a in artifacts(root) if a.stage == stage and a.fingerprint.startswith(fingerprint)]
+    if len(found) != 1:
+        known = ", ".join(a.fingerprint for a in (found or [a for a in artifacts(root) if a.stage == stage])) or "none"
+        raise ArtifactError(
+            f"{fingerprint!r} is the beginning of {len(found)} fingerprints of the stage {stage} in {root}; expected one of: {known}"
+        )
+    return found[0]
+
+
 def _runs(name: str, runs: Sequence[dict[str, Any]], store: Store) -> Iterator[str]:
     for run in runs:
         yield f"{name}  replicates {run['replicates']}  parameters {json.dumps(run['parameters'], sort_keys=True)}"
@@ -102,8 +120,21 @@ def verify(name: str | None, root: Path) -> tuple[list[str], int]:
         chosen = [a for a in artifacts(root) if name is None or a.fingerprint.startswith(name)]
         if name and not chosen:
             raise ArtifactError(f"{name!r} is no experiment with runs in {root} and no fingerprint there")
-    faults = [f"{a.stage} {a.fingerprint}: {fault}" for a in chosen for fault in a.verify()]
+    faults = [f"{a.stage} {a.fingerprint}: {fault}" for a in chosen for fault in [*a.verify(), *_shard_faults(a)]]
     return faults, len(chosen)
+
+
+def _shard_faults(artifact: Artifact) -> list[str]:
+    """What is wrong with a tokenize artifact's shards, read against their own index."""
+    if artifact.stage != "tokenize":
+        return []
+    from craw4llm.tokens.shards import FOLDER, verify_shards
+
+    try:
+        verify_shards(artifact.path / FOLDER, int(artifact.count("samples")))
+    except ArtifactError as error:
+        return [str(error)]
+    return []
 
 
 def reachable(runs: Iterable[dict[str, Any]]) -> set[tuple[str, str]]:

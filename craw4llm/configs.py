@@ -28,6 +28,7 @@ Policy = Literal[
 ]
 Knowledge = Literal["target_text", "full_graph", "live"]
 Dangling = Literal["dead", "outside"]
+Found = Literal["off", "report", "drop"]  # what is done about copies
 
 # What a policy may know when it orders the frontier (docs/artifacts.md, "Policies"). `target_text` costs a fetch per discovered page.
 KNOWLEDGE: dict[str, Knowledge] = {
@@ -345,52 +346,123 @@ class CrawlConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectConfig(Config):
-    """corpus [, scorer] [, crawl] [, scores] [, match] -> kept page ids.
+    """corpus [, scorer] [, crawl] [, scores] [, match] [, tokenizer] [, other] -> kept page ids.
 
-    pool: "crawled" or "fetched" pages of the input `crawl`, or the whole "corpus" (the oracle; needs the input `scores`).
-    prefix_pages / prefix_fetches: only the first so many pages crawled, or fetches made; match_fetches: as many fetches as
+    pool: "crawled" or "fetched" pages of the input `crawl`; the whole "corpus" (the oracle; needs the input `scores`); or the pages
+        "listed" in `ids`: a file with one URL or document id a line, or a folder of the released code's iter_*.docids.txt.
+    prefix_pages / prefix_fetches: only the first so many pages crawled (or listed), or fetches made; match_fetches: as many fetches as
         the crawl given as the input `match` made. A prefix longer than the crawl is an error.
-    keep: "all" of the pool in its order; the `keep_pages` with the highest score ("top"); or a seeded uniform sample of
-        `keep_pages` from the `top_fraction` of the whole corpus with the highest score ("sample_top": the paper's oracle).
-    Held-out, unscored (for top and sample_top) and empty pages are dropped and counted. Ties break by page id.
+    keep: "all" of the pool in its order; the `keep_pages` with the highest score ("top"; over the corpus: the strict oracle); all with a
+        score of at least `min_score`, best first ("threshold"); or a seeded uniform sample of `keep_pages` from the `top_fraction` of the
+        whole corpus with the highest score ("sample_top": the paper's oracle).
+    keep_tokens: instead of keep_pages, and with "all": pages in order until they have so many tokens (end-of-text included) under the
+        input `tokenizer`; the page that reaches the number is kept whole.
+    exact_duplicates, near_duplicates: of pages kept before, "off", "report" or "drop". Exact: the text but for case and white space.
+        Near: craw4llm.selection.near_copies, with near_threshold, near_permutations and near_shingle_words; about 6 KB of memory a page.
+    heldout_copies: the same of pages that are copies, exact or near, of a held-out page.
+    decontaminate: a folder of evaluation files (JSON lines, a file a task); pages that share a run of `ngram_words` words with an item
+        are dropped.
+    Held-out, unscored (for all but "all") and empty pages are dropped and counted. Ties break by page id. With the input `scores`,
+    precision and recall against the corpus's best `top_fraction` are counted; with `other`, a selection, the pages shared with it.
     """
 
     stage: ClassVar[str] = "select"
+    version: ClassVar[int] = 2
     inputs: ClassVar[tuple[str, ...]] = ("corpus",)
-    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "crawl", "scores", "match")
-    pool: Literal["crawled", "fetched", "corpus"]
+    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "crawl", "scores", "match", "tokenizer", "other")
+    pool: Literal["crawled", "fetched", "corpus", "listed"]
     prefix_pages: int | None = None
     prefix_fetches: int | None = None
     match_fetches: bool = False
-    keep: Literal["all", "top", "sample_top"] = "all"
+    ids: External | None = None
+    keep: Literal["all", "top", "threshold", "sample_top"] = "all"
     keep_pages: int | None = None
+    keep_tokens: int | None = None
+    min_score: float | None = None
     top_fraction: float = 0.1
     sample_seed: int = 0
+    exact_duplicates: Found = "report"
+    near_duplicates: Found = "report"
+    heldout_copies: Found = "drop"
+    near_threshold: float = 0.8
+    near_permutations: int = 128
+    near_shingle_words: int = 5
+    decontaminate: External | None = None
+    ngram_words: int = 13
 
     def check(self) -> None:
-        if self.keep != "all" and (self.keep_pages is None or self.keep_pages < 1):
+        if self.pool not in ("crawled", "fetched", "corpus", "listed"):
+            raise self.refuse("pool", "crawled, fetched, corpus or listed")
+        if self.keep not in ("all", "top", "threshold", "sample_top"):
+            raise self.refuse("keep", "all, top, threshold or sample_top")
+        if self.keep_tokens is not None and (self.keep_tokens < 1 or self.keep == "threshold" or self.keep_pages is not None):
+            raise self.refuse("keep_tokens", "at least 1, without keep_pages and not with keep='threshold'")
+        if self.keep in ("top", "sample_top") and self.keep_tokens is None and (self.keep_pages is None or self.keep_pages < 1):
             raise self.refuse("keep_pages", f"at least 1 with keep={self.keep!r}")
-        if self.keep == "all" and self.keep_pages is not None:
-            raise self.refuse("keep_pages", "none with keep='all'")
+        if self.keep in ("all", "threshold") and self.keep_pages is not None:
+            raise self.refuse("keep_pages", f"none with keep={self.keep!r}")
+        if (self.keep == "threshold") != (self.min_score is not None):
+            raise self.refuse("min_score", "a score exactly with keep='threshold'")
         if not 0 < self.top_fraction <= 1:
             raise self.refuse("top_fraction", "above 0 and at most 1")
         if self.pool == "corpus" and self.keep == "all":
-            raise self.refuse("keep", "'top' or 'sample_top' for the pool 'corpus'")
+            raise self.refuse("keep", "'top', 'threshold' or 'sample_top' for the pool 'corpus'")
         if self.pool != "corpus" and self.keep == "sample_top":
-            raise self.refuse("keep", "'all' or 'top' for a pool from a crawl")
+            raise self.refuse("keep", "'all', 'top' or 'threshold' for a pool from a crawl")
         prefixes = [self.prefix_pages is not None, self.prefix_fetches is not None, self.match_fetches]
         if sum(prefixes) > 1 or (self.pool == "corpus" and any(prefixes)):
             raise self.refuse("prefix_pages", "at most one prefix, and none for the pool 'corpus'")
+        if self.pool == "listed" and (self.prefix_fetches is not None or self.match_fetches):
+            raise self.refuse("prefix_fetches", "none for a list of ids, which does not say what was fetched")
+        if (self.pool == "listed") != (self.ids is not None):
+            raise self.refuse("ids", "a file or folder of ids exactly with pool='listed'")
+        for field in ("exact_duplicates", "near_duplicates", "heldout_copies"):
+            if getattr(self, field) not in get_args(Found):
+                raise self.refuse(field, "off, report or drop")
+        check_similarity(self)
 
     def check_inputs(self, names: frozenset[str]) -> None:
-        if ("crawl" in names) != (self.pool != "corpus"):
-            raise self.refuse("pool", "'corpus', or the input `crawl` for the pools 'crawled' and 'fetched'")
-        if (self.pool == "corpus") != ("scores" in names):
-            raise self.refuse("pool", "the input `scores` for the pool 'corpus', and only there")
-        if self.pool != "corpus" and self.keep == "top" and "scorer" not in names:
-            raise self.refuse("keep", "'all', or the input `scorer`")
+        if ("crawl" in names) != (self.pool in ("crawled", "fetched")):
+            raise self.refuse("pool", "'corpus' or 'listed', or the input `crawl` for the pools 'crawled' and 'fetched'")
+        if self.pool == "corpus" and "scores" not in names:
+            raise self.refuse("pool", "the input `scores` for the pool 'corpus'")
+        if self.pool != "corpus" and self.keep != "all" and not names & {"scorer", "scores"}:
+            raise self.refuse("keep", "'all', or the input `scorer` or `scores`")
         if self.match_fetches != ("match" in names):
             raise self.refuse("match_fetches", "true exactly when the input `match` is given")
+        if (self.keep_tokens is not None) != ("tokenizer" in names):
+            raise self.refuse("keep_tokens", "a number of tokens exactly when the input `tokenizer` is given")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OverlapConfig(Config):
+    """corpus, selection -> what the kept pages share with evaluation items, per task, and groups of copies among them.
+
+    tasks: a folder of evaluation files (JSON lines, a file a task). ngram_words: length of a shared run of words.
+    near_*: as in SelectConfig.
+    """
+
+    stage: ClassVar[str] = "overlap"
+    inputs: ClassVar[tuple[str, ...]] = ("corpus", "selection")
+    tasks: External
+    ngram_words: int = 13
+    near_threshold: float = 0.8
+    near_permutations: int = 128
+    near_shingle_words: int = 5
+
+    def check(self) -> None:
+        check_similarity(self)
+
+
+def check_similarity(config: SelectConfig | OverlapConfig) -> None:
+    """Raises ConfigError for parameters of near-copies and runs of words that cannot be meant."""
+    if not 0 < config.near_threshold <= 1:
+        raise config.refuse("near_threshold", "above 0 and at most 1")
+    if config.near_permutations < 16:
+        raise config.refuse("near_permutations", "at least 16")
+    for field in ("near_shingle_words", "ngram_words"):
+        if getattr(config, field) < 1:
+            raise config.refuse(field, "at least 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -425,6 +497,9 @@ class TokenizeConfig(Config):
         `shuffle_seed`. pages "heldout": the held-out pages by id, not shuffled, with the place of each page kept.
     sample_tokens: context length of the model plus one (2,049 in the paper's recipe).
     max_page_chars: only so many characters from the start of each page (small experiments evaluate on many pages, not on long ones).
+    specials: what the spelling of a special token in a page becomes: plain "text", or its id ("ids": the reference's behaviour, which lets
+        a page end its own document).
+    compression: of the shards; compressed ones are read into memory whole.
     """
 
     stage: ClassVar[str] = "tokenize"
@@ -435,8 +510,14 @@ class TokenizeConfig(Config):
     shuffle_seed: int = 42
     last_sample: Literal["drop", "pad"] = "drop"
     max_page_chars: int | None = None
+    specials: Literal["text", "ids"] = "text"
+    compression: Literal["none", "zstd"] = "none"
 
     def check(self) -> None:
+        if self.specials not in ("text", "ids"):
+            raise self.refuse("specials", "text or ids")
+        if self.compression not in ("none", "zstd"):
+            raise self.refuse("compression", "none or zstd")
         if self.sample_tokens < 2:
             raise self.refuse("sample_tokens", "at least 2")
         if self.max_page_chars is not None and self.max_page_chars < 1:

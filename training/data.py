@@ -80,7 +80,7 @@ class Prefetch:
         return inputs, targets
 
 
-def inputs_and_targets(samples: NDArray[np.uint16] | NDArray[np.uint32]) -> tuple[Tensor, Tensor]:
+def inputs_and_targets(samples: NDArray[np.uint16] | NDArray[np.int32]) -> tuple[Tensor, Tensor]:
     """Samples [B, context + 1] -> inputs and targets, int64[B, context] each."""
     tokens = torch.from_numpy(samples.astype(np.int64))
     return tokens[:, :-1], tokens[:, 1:]

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.errors import ArtifactError
-from craw4llm.tokens.packing import Tokens
+from craw4llm.tokens.packing import Joined, Tokens
 from craw4llm.tokens.streaming_shim import streaming
 
 FOLDER = "shards"
@@ -34,10 +35,17 @@ SHARD_BYTES = 1 << 26
 REMEDY = "delete the artifact's folder and run its stage again"
 
 
-def write_shards(folder: Path, samples: Tokens, order: NDArray[np.int64], shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes samples[order] as MDS into `folder`, which must not hold anything; index.json comes last."""
+def write_shards(
+    folder: Path, samples: Tokens | Joined, order: NDArray[np.int64], shard_bytes: int = SHARD_BYTES, compression: str | None = None
+) -> None:
+    """Writes samples[order] as MDS into `folder`, which must not hold anything; index.json comes last.
+
+    compression: None, or "zstd" (the library's level 3; the uncompressed file is not kept).
+    """
     encoding = f"ndarray:{samples.dtype.name}:{samples.shape[1]}"
-    writer = streaming().MDSWriter(columns={COLUMN: encoding}, out=str(folder), hashes=[HASH], size_limit=shard_bytes)
+    writer = streaming().MDSWriter(
+        columns={COLUMN: encoding}, out=str(folder), hashes=[HASH], size_limit=shard_bytes, compression=compression
+    )
     for row in order.tolist():
         writer.write({COLUMN: np.asarray(samples[row])})
     writer.finish()
@@ -86,15 +94,30 @@ class Shards:
         return [self._open(entry) for entry in self._entries]
 
     def _open(self, entry: dict[str, Any]) -> Tokens:
+        if entry.get("zip_data"):
+            return self._unpack(entry)
         path = self.folder / entry["raw_data"]["basename"]
         count, width = int(entry["samples"]), self.sample_tokens * self.dtype.itemsize
         with path.open("rb") as stream:
             header = np.fromfile(stream, dtype=np.uint32, count=count + 2)
+        offsets = self._offsets(path, header, count, width)
+        array: Tokens = np.memmap(path, dtype=self.dtype, mode="r", offset=int(offsets[0]), shape=(count, self.sample_tokens))
+        return array
+
+    def _unpack(self, entry: dict[str, Any]) -> Tokens:
+        """A compressed shard, decompressed into memory."""
+        path = self.folder / entry["zip_data"]["basename"]
+        count, width = int(entry["samples"]), self.sample_tokens * self.dtype.itemsize
+        data = pa.Codec("zstd").decompress(path.read_bytes(), int(entry["raw_data"]["bytes"]), asbytes=True)
+        offsets = self._offsets(path, np.frombuffer(data, dtype=np.uint32, count=min(count + 2, len(data) // 4)), count, width)
+        array: Tokens = np.frombuffer(data, dtype=self.dtype, offset=int(offsets[0])).reshape(count, self.sample_tokens)
+        return array
+
+    def _offsets(self, path: Path, header: NDArray[np.uint32], count: int, width: int) -> NDArray[np.int64]:
         offsets = header[1:].astype(np.int64)
         if len(header) != count + 2 or int(header[0]) != count or (np.diff(offsets) != width).any():
             raise ArtifactError(f"{path}: its header does not describe {count} samples of {width} bytes; {REMEDY}")
-        array: Tokens = np.memmap(path, dtype=self.dtype, mode="r", offset=int(offsets[0]), shape=(count, self.sample_tokens))
-        return array
+        return offsets
 
 
 def read_index(folder: Path) -> list[dict[str, Any]]:
@@ -105,7 +128,10 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
         entries = [dict(entry) for entry in content["shards"]]
         for entry in entries:
             int(entry["samples"]), str(entry["raw_data"]["basename"]), int(entry["raw_data"]["bytes"])
-            str(entry["raw_data"]["hashes"][HASH]), entry["column_names"], entry["column_encodings"]
+            stored = stored_file(entry)
+            str(stored["basename"]), int(stored["bytes"]), str(stored["hashes"][HASH]), entry["column_names"], entry["column_encodings"]
+            if entry["compression"] not in (None, "zstd"):
+                raise ValueError(f"compression {entry['compression']!r}, expected none or zstd")
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing; {REMEDY}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -115,6 +141,11 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def stored_file(entry: dict[str, Any]) -> dict[str, Any]:
+    """The part of an index entry that names the file that is there: the compressed one, if there is one."""
+    return dict(entry.get("zip_data") or entry["raw_data"])
+
+
 def verify_shards(folder: Path, samples: int | None = None) -> int:
     """Re-reads every shard against index.json. Returns the number of samples.
 
@@ -122,12 +153,13 @@ def verify_shards(folder: Path, samples: int | None = None) -> int:
     the folder but not in the index, or a total that is not `samples`.
     """
     entries = read_index(folder)
-    listed = {str(entry["raw_data"]["basename"]) for entry in entries}
+    listed = {str(stored_file(entry)["basename"]) for entry in entries}
     extra = sorted(p.name for p in folder.glob("*.mds*") if p.name not in listed)
     if extra:
         raise ArtifactError(f"{folder / extra[0]} is not listed in {INDEX}, which is out of date; {REMEDY}")
     for entry in entries:
-        _verify_file(folder / entry["raw_data"]["basename"], entry["raw_data"])
+        stored = stored_file(entry)
+        _verify_file(folder / stored["basename"], stored)
     total = sum(int(entry["samples"]) for entry in entries)
     if samples is not None and total != samples:
         raise ArtifactError(f"{folder / INDEX} lists {total} samples, the manifest says {samples}; {REMEDY}")
@@ -154,8 +186,8 @@ def _array_form(folder: Path, encodings: set[tuple[tuple[str, ...], tuple[str, .
     if len(encodings) == 1:
         names, forms = next(iter(encodings))
         parts = forms[0].split(":")
-        if names == (COLUMN,) and len(parts) == 3 and parts[0] == "ndarray" and parts[1] in ("uint16", "uint32") and parts[2].isdigit():
+        if names == (COLUMN,) and len(parts) == 3 and parts[0] == "ndarray" and parts[1] in ("uint16", "int32") and parts[2].isdigit():
             return np.dtype(parts[1]), int(parts[2])
     raise ArtifactError(
-        f"{folder / INDEX} has the columns {sorted(encodings)}; expected one, {COLUMN!r}, of ndarray:uint16 or uint32 with a fixed length"
+        f"{folder / INDEX} has the columns {sorted(encodings)}; expected one, {COLUMN!r}, of ndarray:uint16 or int32 with a fixed length"
     )

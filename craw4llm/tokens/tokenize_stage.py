@@ -1,14 +1,14 @@
 """Stage `tokenize`: the texts of a selection, or of the held-out pages, as MDS shards of equally long samples of token ids.
 
-    pages in order -> ids of each text + end-of-text -> one packed stream -> samples -> seeded shuffle -> shards
+    pages in order -> parts (ranges of pages, in processes) -> one packed stream -> samples -> seeded shuffle -> shards
 
-The order of everything is fixed by the config, so the shards have the same bytes for any number of workers; the workers are the
-threads of the tokenizer library.
+A part is the stream of its pages (ids of each text, end-of-text) in a file of its own; the samples are cut when the parts lie end to
+end, so neither their number nor who wrote them changes a byte. A finished part is kept when the stage is interrupted, an unfinished
+one has another name (craw4llm.tokens.parts).
 """
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,12 @@ from craw4llm.configs import TokenizeConfig
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import StageError
 from craw4llm.execution import Execution
-from craw4llm.tokens.packing import pack, seeded_order, token_dtype
-from craw4llm.tokens.shards import FOLDER, write_shards
+from craw4llm.tokens import parts
+from craw4llm.tokens.packing import Joined, seeded_order, token_dtype
+from craw4llm.tokens.shards import FOLDER, verify_shards, write_shards
 from craw4llm.tokens.tokenizer import Tokenizer
 
-BLOCK_PAGES = 256
+RESUMES = True
 ROW_GROUP_ROWS = 1 << 16
 BYTES_PER_TOKEN = 4.3  # English web text under GPT-NeoX's vocabulary; only for estimates
 
@@ -39,72 +40,95 @@ def run(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path, execu
     pages = chosen[corpus.n_bytes[chosen] > 0]
     if not len(pages):
         raise StageError(f"tokenize: {_what(config)} {len(chosen):,} pages and none of them has text; there is nothing to train on")
-    scratch = out / "stream.scratch"
-    cut_at = config.max_page_chars
-    n_bytes = corpus.n_bytes[pages].astype(np.uint64)
-    with execution.progress("tokenize", total=len(pages), unit="page") as progress, _threads(execution.workers):
-
-        def documents() -> Iterator[NDArray[np.uint32]]:
-            for start in range(0, len(pages), BLOCK_PAGES):
-                block = pages[start : start + BLOCK_PAGES]
-                texts = corpus.texts(block)
-                if cut_at is not None:
-                    texts = [text[:cut_at] for text in texts]
-                    n_bytes[start : start + len(block)] = [len(text.encode()) for text in texts]
-                yield from tokenizer.encode_documents(texts)
-                progress.update(len(block))
-
-        packed = pack(
-            documents(),
-            end_of_text_id=tokenizer.end_of_text_id,
-            sample_tokens=config.sample_tokens,
-            last_sample=config.last_sample,
-            dtype=token_dtype(tokenizer.vocab_size),
-            scratch=scratch,
-        )
-    count = len(packed.samples)
+    shutil.rmtree(out / FOLDER, ignore_errors=True)  # of an attempt that was interrupted while it wrote them
+    work = parts.Work(
+        corpus=inputs["corpus"],
+        tokenizer=inputs["tokenizer"],
+        folder=out / parts.FOLDER,
+        cut_at=config.max_page_chars,
+        specials=config.specials == "ids",
+    )
+    done = parts.encode_parts(work, pages, corpus.n_bytes[pages], execution)
+    n_tokens = np.concatenate([part.n_tokens for part in done])
+    n_bytes = np.concatenate([part.n_bytes for part in done])
+    samples = Joined(
+        [(part.path, part.tokens) for part in done],
+        end_of_text_id=tokenizer.end_of_text_id,
+        sample_tokens=config.sample_tokens,
+        last_sample=config.last_sample,
+        dtype=token_dtype(tokenizer.vocab_size),
+    )
+    count = len(samples)
     if not count:
         raise StageError(
-            f"tokenize: {len(pages):,} pages give {packed.tokens:,} tokens, fewer than one sample of {config.sample_tokens}; "
+            f"tokenize: {len(pages):,} pages give {samples.tokens:,} tokens, fewer than one sample of {config.sample_tokens}; "
             "select more pages, or take shorter samples"
         )
     order = np.arange(count) if config.pages == "heldout" else seeded_order(count, config.shuffle_seed)
-    write_shards(out / FOLDER, packed.samples, order)
-    scratch.unlink()
-    first = np.concatenate(([0], np.cumsum(packed.n_tokens)[:-1]))
+    write_shards(out / FOLDER, samples, order, compression=None if config.compression == "none" else config.compression)
+    first = np.concatenate(([0], np.cumsum(n_tokens)[:-1]))
     _write(
         out / "documents.parquet",
         page=pages.astype(np.uint32),
-        n_bytes=n_bytes,
+        n_bytes=n_bytes.astype(np.uint64),
         first_token=first.astype(np.uint64),
-        n_tokens=packed.n_tokens.astype(np.uint32),
+        n_tokens=n_tokens.astype(np.uint32),
     )
     _write(out / "samples.parquet", packed=order.astype(np.uint64))
-    return Result(
-        counts={
-            "documents": (len(pages), "documents"),
-            "empty_documents": (len(chosen) - len(pages), "documents"),
-            "tokens": (packed.tokens, "tokens"),
-            "samples": (count, "samples"),
-            "sample_tokens": (config.sample_tokens, "tokens"),
-            "vocab_size": (tokenizer.vocab_size, "ids"),
-            "dropped_tokens": (packed.dropped_tokens, "tokens"),
-            "padding_tokens": (packed.padding_tokens, "tokens"),
-            "text_bytes": (int(n_bytes.sum()), "bytes"),
-        }
-    )
+    counts = {
+        "documents": (len(pages), "documents"),
+        "empty_documents": (len(chosen) - len(pages), "documents"),
+        "tokens": (samples.tokens, "tokens"),
+        "end_of_text_tokens": (len(n_tokens), "tokens"),
+        "samples": (count, "samples"),
+        "sample_tokens": (config.sample_tokens, "tokens"),
+        "vocab_size": (tokenizer.vocab_size, "ids"),
+        "dropped_tokens": (samples.dropped_tokens, "tokens"),
+        "padding_tokens": (samples.padding_tokens, "tokens"),
+        "text_bytes": (int(n_bytes.sum()), "bytes"),
+    }
+    _balance(counts, len(chosen), n_tokens, verify_shards(out / FOLDER))
+    shutil.rmtree(out / parts.FOLDER)
+    return Result(counts=counts, notes={"tokenizer": _identity(inputs["tokenizer"]), "fast_route": tokenizer.fast is not None})
+
+
+def _balance(counts: Mapping[str, tuple[int, str]], chosen: int, n_tokens: NDArray[np.int64], written: int) -> None:
+    """Tokens in = tokens out, documents in = documents out; StageError otherwise. written: samples that the shards hold, re-read."""
+    value = {name: number for name, (number, _) in counts.items()}
+    identities = {
+        "documents + empty_documents = pages given": (value["documents"] + value["empty_documents"], chosen),
+        "every document has its end-of-text": (value["end_of_text_tokens"], value["documents"]),
+        "tokens of the documents = tokens": (int(n_tokens.sum()), value["tokens"]),
+        "samples in the shards = samples": (written, value["samples"]),
+        "samples * sample_tokens = tokens - dropped_tokens + padding_tokens": (
+            value["samples"] * value["sample_tokens"],
+            value["tokens"] - value["dropped_tokens"] + value["padding_tokens"],
+        ),
+    }
+    for name, (left, right) in identities.items():
+        if left != right:
+            raise StageError(f"tokenize: the account does not balance: {name}, but {left:,} is not {right:,}; run the stage again")
+
+
+def _identity(tokenizer: Artifact) -> dict[str, str]:
+    return {"fingerprint": tokenizer.fingerprint, "digest": tokenizer.digest}
 
 
 def estimate(config: TokenizeConfig, inputs: Mapping[str, Mapping[str, Count]]) -> dict[str, Count]:
     """Tokens and disk, where the bytes of the selected texts are known."""
-    text_bytes = inputs.get("selection", {}).get("kept_text_bytes", (None, ""))[0]
-    if config.pages != "selection" or text_bytes is None:
+    selection = inputs.get("selection", {})
+    text_bytes, exact = selection.get("kept_text_bytes", (None, ""))[0], selection.get("kept_tokens", (None, ""))[0]
+    if config.pages != "selection" or (text_bytes is None and exact is None):
         return {}
     vocab_size = inputs.get("tokenizer", {}).get("vocab_size", (None, ""))[0]
-    tokens = int(text_bytes / BYTES_PER_TOKEN)
+    if exact is not None:
+        tokens, unit = int(exact), "tokens"
+    else:
+        assert text_bytes is not None
+        tokens, unit = int(text_bytes / BYTES_PER_TOKEN), f"tokens, at {BYTES_PER_TOKEN} bytes a token (assumed)"
     width = 4 if vocab_size is not None and vocab_size > 65_536 else 2
     return {
-        "tokens": (tokens, f"tokens, at {BYTES_PER_TOKEN} bytes a token (assumed)"),
+        "tokens": (tokens, unit),
         "disk_bytes": (tokens * width, "bytes"),
     }
 
@@ -129,19 +153,3 @@ def _what(config: TokenizeConfig) -> str:
 
 def _write(path: Path, **columns: NDArray[np.generic]) -> None:
     pq.write_table(pa.table(columns), path, compression="zstd", row_group_size=ROW_GROUP_ROWS)
-
-
-@contextlib.contextmanager
-def _threads(workers: int) -> Iterator[None]:
-    """Lets the tokenizer library use `workers` threads; it reads these variables, the second once per process."""
-    wanted = {"TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false", "RAYON_NUM_THREADS": str(max(workers, 1))}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -7,10 +7,12 @@
 
 A page that spells a special token must not be able to end its document, so that spelling is text like any other. Nothing is added
 at the front or the end of a text, nothing is cut or padded, whatever the file of the tokenizer says.
+
+Documents take the exact fast route (`craw4llm.tokens.fast`) where the tokenizer's file allows it; the ids are the library's.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tokenizers import Tokenizer as Engine
 
 from craw4llm.artifact import Artifact
 from craw4llm.errors import StageError
+from craw4llm.tokens.fast import FastEncoder
 
 FILE = "tokenizer.json"
 META = "tokenizer_meta.json"
@@ -30,6 +33,7 @@ class Tokenizer:
     """A tokenizer artifact, opened for use.
 
     vocab_size: highest id + 1, special and added tokens included (a model's table may be larger). end_of_text_id: ends a document.
+    fast: the fast route, or None where the tokenizer's file does not allow it.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -40,6 +44,7 @@ class Tokenizer:
         self.end_of_text = str(meta["end_of_text"])
         self._engine = plain_engine(self._path)
         self._special_ids = np.array(sorted(special_ids(self._engine)), dtype=np.int64)
+        self.fast = FastEncoder.of(self._path)
 
     def encode(self, text: str, specials: bool = False) -> list[int]:
         """Ids of a text. specials: the literal spelling of a special token gives its id."""
@@ -53,16 +58,25 @@ class Tokenizer:
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Ids of several documents, without end-of-text. StageError if a special token's id came out of plain text."""
-        found = []
-        for encoding in self._engine.encode_batch_fast(list(texts), add_special_tokens=False):
-            ids = np.array(encoding.ids, dtype=np.uint32)
+        return [np.concatenate(list(self.document(text))) for text in texts]
+
+    def document(self, text: str, *, specials: bool = False, threads: int = 1) -> Iterator[NDArray[np.uint32]]:
+        """Ids of a document, without end-of-text, in one or more arrays, so that memory does not grow with a long text.
+
+        specials: as in `encode`; otherwise StageError if a special token's id came out of plain text. threads: for a very long text.
+        """
+        if specials:
+            yield np.array(self.encode(text, specials=True), dtype=np.uint32)
+        elif self.fast is not None:  # special tokens are not among its ranks
+            yield from self.fast.pieces(text, threads)
+        else:
+            ids = np.array(self._engine.encode_batch_fast([text], add_special_tokens=False)[0].ids, dtype=np.uint32)
             if len(self._special_ids) and np.isin(ids, self._special_ids).any():
                 raise StageError(
                     f"tokenize: {self._path} gives the id of a special token for plain text; documents could not be told apart. "
                     "Use a tokenizer whose special tokens are only matched literally"
                 )
-            found.append(ids)
-        return found
+            yield ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens spelt out; bytes that are no UTF-8 become U+FFFD."""

@@ -45,7 +45,7 @@ def test_no_documents(tmp_path: Path) -> None:
 
 def test_dtype() -> None:
     assert token_dtype(65_536) == np.uint16
-    assert token_dtype(65_537) == np.uint32
+    assert token_dtype(65_537) == np.int32
 
 
 def test_orders_are_permutations_that_depend_on_the_seeds() -> None:

@@ -60,7 +60,7 @@ def test_streaming_dataset_iterates_the_same(written: Path) -> None:
 
 
 def test_wide_ids(tmp_path: Path) -> None:
-    samples = np.array([[70_000, 1], [2, 3]], dtype=np.uint32)
+    samples = np.array([[70_000, 1], [2, 3]], dtype=np.int32)
     write_shards(tmp_path / "s", samples, np.array([1, 0]))
     assert np.array_equal(Shards(tmp_path / "s")[[0, 1]], samples[::-1])
     assert verify_shards(tmp_path / "s", 2) == 2
@@ -120,3 +120,30 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
     writer.finish()
     with pytest.raises(ArtifactError, match="expected one, 'tokens'"):
         Shards(tmp_path / "s")
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> Path:
+    write_shards(tmp_path / "zstd", SAMPLES, ORDER, shard_bytes=2000, compression="zstd")
+    return tmp_path / "zstd"
+
+
+def test_compressed_shards_hold_the_same(compressed: Path, tmp_path: Path) -> None:
+    assert {p.suffix for p in compressed.iterdir()} == {".zstd", ".json"}
+    assert verify_shards(compressed, 100) == 100
+    assert np.array_equal(Shards(compressed)[range(100)], SAMPLES[ORDER])
+    code = (
+        "import sys; from craw4llm.tokens.streaming_shim import streaming; s = streaming()\n"
+        "d = s.StreamingDataset(remote=sys.argv[1], local=sys.argv[2], shuffle=False, batch_size=1, num_canonical_nodes=1)\n"
+        "print([int(x['tokens'].sum()) for x in d])"
+    )
+    command = [sys.executable, "-c", code, str(compressed), str(tmp_path / "local")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == SAMPLES[ORDER].sum(axis=1, dtype=np.int64).tolist()
+
+
+@pytest.mark.parametrize("how", ["truncate", "remove", "stale", "swap", "empty-index"])
+def test_damage_of_compressed_shards_is_named(compressed: Path, shared: Path, how: str) -> None:
+    subprocess.run([sys.executable, str(shared / "cases" / "BL-28" / "damage.py"), str(compressed), how], check=True, capture_output=True)
+    with pytest.raises(ArtifactError, match=r"index\.json is no index" if how == "empty-index" else r"shard\.\d+\.mds\.zstd"):
+        verify_shards(compressed)

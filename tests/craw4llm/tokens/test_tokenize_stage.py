@@ -154,4 +154,6 @@ def test_estimate() -> None:
     assert estimate(TokenizeConfig(), known)["tokens"][0] == 10_000_000
     assert estimate(TokenizeConfig(), known)["disk_bytes"] == (20_000_000, "bytes")
     assert estimate(TokenizeConfig(), {}) == {}
+    budget = {"selection": {"kept_text_bytes": (43_000_000, "bytes"), "kept_tokens": (9_000_000, "tokens")}}
+    assert estimate(TokenizeConfig(), budget)["tokens"] == (9_000_000, "tokens")
     assert estimate(TokenizeConfig(pages="heldout"), known) == {}

@@ -4,15 +4,17 @@ A chain p0 -> p1 -> ... -> p9, each page also linking to a dead link of its own 
 p_k = k / 10, q_k = .95 - k / 10. q3 is empty, q5 is not in the table.
 """
 
+import json
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from craw4llm.configs import NEEDS_SCORER, CrawlConfig, ScoreConfig, SelectConfig
+from craw4llm.configs import NEEDS_SCORER, CrawlConfig, ScoreConfig, SelectConfig, TokenizerConfig
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import hash_ids
 from craw4llm.crawl.trace import Trace
-from craw4llm.errors import ConfigError
+from craw4llm.errors import ConfigError, InputError
 from craw4llm.fingerprint import External
 from craw4llm.stage import Stage
 
@@ -182,7 +184,7 @@ def test_ties_break_by_page(build, web, make_table):
 
 
 def test_heldout_pages_are_never_selected(build, make_web, make_table):
-    pages = [(f"{URL}{k:03}", "text", []) for k in range(200)]
+    pages = [(f"{URL}{k:03}", f"text {k}", []) for k in range(200)]
     web = make_web(pages, "held", heldout_fraction=0.3, heldout_min_chars=1)
     scores = Stage(ScoreConfig(), corpus=web, scorer=make_table({url: 0.5 for url, _, _ in pages}))
     heldout = Corpus(build(web)).heldout
@@ -191,3 +193,106 @@ def test_heldout_pages_are_never_selected(build, make_web, make_table):
     rows = pq.read_table(artifact.file("kept.parquet")).column("page").to_pylist()
     assert len(heldout) > 30 and not set(rows) & set(heldout.tolist())
     assert artifact.count("dropped_heldout") == len(heldout)
+
+
+def test_threshold(build, crawl, web, table):
+    """All with at least that score, best first; a float32 score equal to the threshold is kept."""
+    config = SelectConfig(pool="crawled", keep="threshold", min_score=0.3)
+    artifact = build(Stage(config, corpus=web, scorer=table, crawl=crawl("breadth_first", budget_pages=15)))
+    good = [name for name in BFS if name != "q3" and SCORES.get(name, 0) >= 0.3]
+    assert names(artifact) == sorted(good, key=lambda name: -SCORES[name]) and "p3" in good
+    assert artifact.count("dropped_under_threshold") == len([n for n in BFS if n not in ("q3", "q5")]) - len(good)
+
+
+def test_strict_oracle_and_recall_ceiling(build, web, table):
+    """18 pages can be selected; the best 5 of them, against the best half (9): recall is N / 9 and no more."""
+    scores = Stage(ScoreConfig(), corpus=web, scorer=table)
+    best = sorted((name for name in SCORES if name != "q3"), key=lambda name: -SCORES[name])
+    artifact = build(Stage(SelectConfig(pool="corpus", keep="top", keep_pages=5, top_fraction=0.5), corpus=web, scores=scores))
+    assert names(artifact) == best[:5]
+    assert artifact.count("precision") == 1 and artifact.count("recall") == artifact.count("recall_ceiling") == 5 / 9
+
+
+def test_a_crawl_against_the_best_pages_and_another_selection(build, crawl, web, table):
+    scores = Stage(ScoreConfig(), corpus=web, scorer=table)
+    first = Stage(SelectConfig(pool="crawled", prefix_pages=4), corpus=web, crawl=crawl("breadth_first", budget_pages=15))
+    config = SelectConfig(pool="crawled", prefix_pages=8, keep="top", keep_pages=6, top_fraction=0.5)
+    artifact = build(Stage(config, corpus=web, scores=scores, crawl=crawl("breadth_first", budget_pages=15), other=first))
+    assert names(artifact) == sorted(BFS[:8], key=lambda name: -SCORES[name])[:6]
+    best = set(sorted((name for name in SCORES if name != "q3"), key=lambda name: -SCORES[name])[:9])
+    shared = len(best & set(names(artifact)))
+    assert (artifact.count("precision"), artifact.count("recall")) == (shared / 6, shared / 9)
+    other = json.loads(artifact.file("statistics.json").read_text())["other"]
+    assert other["pages"] == 4 and other["shared_pages"] == len(set(names(artifact)) & set(BFS[:4]))
+    alone = build(Stage(config, corpus=web, scorer=table, crawl=crawl("breadth_first", budget_pages=15)))
+    assert names(alone) == names(artifact) and alone.count("precision") is None
+
+
+@pytest.mark.parametrize("keep", ["all", "top"])
+def test_a_number_of_tokens(build, crawl, web, table, keep):
+    """Pages in order until they have that many tokens; the page that reaches it is kept whole."""
+    tokenizer = Stage(TokenizerConfig(vocab_size=257), corpus=web)  # one token a byte
+    stage = crawl("breadth_first", budget_pages=15)
+    each = len("text of p0") + 1
+
+    def select(tokens: int):
+        inputs = {"corpus": web, "scorer": table, "crawl": stage, "tokenizer": tokenizer}
+        return build(Stage(SelectConfig(pool="crawled", keep=keep, keep_tokens=tokens), **inputs))
+
+    order = [n for n in BFS if n != "q3"] if keep == "all" else sorted((n for n in BFS if n not in ("q3", "q5")), key=lambda n: -SCORES[n])
+    for tokens, pages in ((1, 1), (each, 1), (each + 1, 2), (5 * each, 5)):
+        artifact = select(tokens)
+        assert names(artifact) == order[:pages] and artifact.count("kept_tokens") == pages * each
+    with pytest.raises(ConfigError, match=f"keep_tokens is 1,000 but the {len(order)} pages .* have {len(order) * each} tokens"):
+        select(1000)
+
+
+def test_a_list_of_ids(build, web, table, tmp_path):
+    """The released code's files in the order of their numbers, URLs in any spelling; unknown and repeated lines are counted."""
+    folder = tmp_path / "released"
+    folder.mkdir()
+    lists = {0: ["p3", "p1"], 1: ["p0", "missing"], 2: ["q3"], 10: ["p9"]} | {k: ["p1"] for k in range(3, 10)}
+    for number, lines in lists.items():
+        (folder / f"iter_{number}.docids.txt").write_text("".join(f"{URL}{name}\n" for name in lines))
+    (folder / "config.yaml").write_text("not a list")
+    (folder / "iter_0.docids.txt").write_text(f"HTTPS://W.example:443/p3\n\n{URL}p1\n")
+
+    def select(path, **fields):
+        return build(Stage(SelectConfig(pool="listed", ids=External(name="ids", path=str(path)), **fields), corpus=web, scorer=table))
+
+    artifact = select(folder)
+    assert names(artifact) == ["p3", "p1", "p0", "p9"]
+    assert artifact.count("dropped_empty") == 1 and artifact.count("pool_fetches") is None
+    assert artifact.manifest["notes"]["listed"] == {"unknown": 1, "repeated": 7}
+    assert names(select(folder, keep="top", keep_pages=2)) == ["p9", "p3"]
+    assert names(select(folder, prefix_pages=2)) == ["p3", "p1"]
+    with pytest.raises(ConfigError, match=r"prefix_pages is 6 but .* lists 5 pages"):
+        select(folder, prefix_pages=6)
+    plain = tmp_path / "ids.txt"
+    plain.write_text(f"{URL}q2\n{URL}q1")
+    assert names(select(plain)) == ["q2", "q1"]
+    (folder / "iter_1.docids.txt").unlink()
+    with pytest.raises(InputError, match=r"up to 10 but no iter_1\.docids\.txt"):
+        select(folder.rename(tmp_path / "torn"))
+    plain = tmp_path / "docids.txt"
+    plain.write_text("clueweb22-en0000-00-00000\n")
+    with pytest.raises(InputError, match=r"holds none of the 1 pages .*it has no document ids"):
+        select(plain)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"pool": "listed"}, "ids"),
+        ({"pool": "crawled", "keep": "threshold"}, "min_score"),
+        ({"pool": "crawled", "min_score": 0.5}, "min_score"),
+        ({"pool": "crawled", "keep": "top", "keep_pages": 1, "keep_tokens": 1}, "keep_tokens"),
+        ({"pool": "crawled", "near_duplicates": "delete"}, "near_duplicates"),
+        ({"pool": "crawled", "near_threshold": 0.0}, "near_threshold"),
+        ({"pool": "corpus", "keep": "all"}, "keep"),
+        ({"pool": "crawled", "keep": "best"}, "keep"),
+    ],
+)
+def test_configs_that_cannot_be_meant(fields, field):
+    with pytest.raises(ConfigError, match=f"select: {field} is"):
+        SelectConfig(**fields)
