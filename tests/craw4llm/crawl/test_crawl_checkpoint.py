@@ -141,7 +141,7 @@ import sys
 import time
 from pathlib import Path
 sys.path[:0] = ["tests/craw4llm/crawl"]
-import test_checkpoint as here
+import test_crawl_checkpoint as here
 from craw4llm.crawl import loop
 from craw4llm.execution import Execution
 import importlib.util
