@@ -11,7 +11,6 @@ end and has saved where it is (run it again); 130 interrupted.
 import importlib.metadata
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -26,8 +25,8 @@ from craw4llm.artifact import Store
 from craw4llm.errors import ConfigError, Craw4LLMError
 from craw4llm.execution import Execution, default_workers
 from craw4llm.experiment import Graph, expand, load, names
+from craw4llm.options import root_option
 
-ROOT_VARIABLE = "CRAW4LLM_ROOT"
 COMMANDS = "craw4llm.commands"  # entry-point group of further commands, so that `craw4llm` need not import `training`
 
 
@@ -54,8 +53,7 @@ def cli() -> None:
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every command that names an experiment."""
     for option in (
-        click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path,
-                     help="Artifact root."),
+        root_option,
         click.option("--replicates", type=int, help="Number of replicates (default: the experiment's own)."),
         click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the experiment."),
         click.argument("experiment"),
@@ -158,7 +156,7 @@ def run(
 @click.argument("name", required=False)
 @click.argument("what", required=False)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="For a crawl: also write its plot to this file.")
-@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+@root_option
 def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> None:
     """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint.
 
@@ -185,7 +183,7 @@ def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> No
 @cli.command()
 @click.argument("crawl_a")
 @click.argument("crawl_b")
-@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+@root_option
 def diff(crawl_a: str, crawl_b: str, root: Path) -> None:
     """Compare two crawls of one corpus, named by their fingerprints: first divergence, overlap by rank, hosts, scores."""
     from craw4llm.crawl.show import compare, open_crawl
@@ -196,7 +194,7 @@ def diff(crawl_a: str, crawl_b: str, root: Path) -> None:
 @cli.command()
 @click.argument("selection")
 @click.option("--out", required=True, type=Path, help="File to write: .jsonl.zst, .jsonl.gz or .jsonl.")
-@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+@root_option
 def export(selection: str, out: Path, root: Path) -> None:
     """Write the pages of SELECTION (the fingerprint of a select artifact, or its beginning) as JSON lines."""
     from craw4llm import browse
@@ -208,7 +206,7 @@ def export(selection: str, out: Path, root: Path) -> None:
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+@root_option
 def verify(name: str | None, root: Path) -> None:
     """Re-read the files of all artifacts (or of one experiment, or one fingerprint) and compare them with their manifests."""
     from craw4llm import browse
@@ -224,7 +222,7 @@ def verify(name: str | None, root: Path) -> None:
 @cli.command()
 @click.option("--delete", is_flag=True, help="Delete them; without it they are only listed.")
 @click.option("--forget", metavar="EXPERIMENT", multiple=True, help="Treat what only this experiment's runs reach as unneeded.")
-@click.option("--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path)
+@root_option
 def gc(delete: bool, forget: tuple[str, ...], root: Path) -> None:
     """List artifacts that no recorded run reaches, and interrupted attempts; delete them when told."""
     from craw4llm import browse

@@ -14,7 +14,8 @@ their first character (`< /s>`, `_ _label__x`). A text without such words is rea
 
 import json
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -176,6 +177,43 @@ def _as_text(word: str, prefix: str) -> str:
         before.append(word[0])
         word = word[1:]
     return " ".join([*before, word]) if word else " ".join(before)
+
+
+def fit(
+    lines: Iterable[str],
+    path: Path,
+    *,
+    dim: int,
+    epochs: int,
+    learning_rate: float,
+    word_ngrams: int,
+    buckets: int,
+    seed: int,
+    min_count: int = 1,
+) -> None:
+    """Trains a supervised fastText model on labelled lines (`__label__x text`) and writes it to `path`; equal lines give equal bytes.
+
+    One thread: with more, fastText's updates race and two runs differ. The file holds neither the input's name nor a time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "train.txt"
+        with text.open("w", encoding="utf-8") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+        model = fasttext.train_supervised(
+            input=str(text),
+            dim=dim,
+            epoch=epochs,
+            lr=learning_rate,
+            wordNgrams=word_ngrams,
+            bucket=buckets,
+            minCount=min_count,
+            seed=seed,
+            thread=1,
+            loss="softmax",
+            label="__label__",
+            verbose=0,
+        )
+        model.save_model(str(path))
 
 
 def load_model(path: Path, label: str) -> Any:

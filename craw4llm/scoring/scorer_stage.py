@@ -7,12 +7,10 @@ training text is said here, before any page is scored.
 import dataclasses
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import fasttext
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +26,7 @@ from craw4llm.fingerprint import External
 from craw4llm.scoring.encoder import EncoderScorer
 from craw4llm.scoring.ensemble import members_of
 from craw4llm.scoring.plugins import open_plugin
-from craw4llm.scoring.scorer import FastTextScorer, load_model, open_scorer
+from craw4llm.scoring.scorer import FastTextScorer, fit, load_model, open_scorer
 
 ROW_GROUP_ROWS = 1 << 17
 _PREFIX = "__label__"
@@ -101,25 +99,16 @@ def _fasttext(config: ScorerConfig, out: Path) -> dict[str, Any]:
 
 def _train(config: ScorerConfig, out: Path) -> Result:
     origin, lines = read_training_lines(_source_lines(config), config.label)
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "train.txt"
-        text.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        # one thread: with more, fastText's updates race and two runs differ
-        model = fasttext.train_supervised(
-            input=str(text),
-            dim=config.dim,
-            epoch=config.epochs,
-            lr=config.learning_rate,
-            wordNgrams=config.word_ngrams,
-            bucket=config.buckets,
-            seed=config.seed,
-            thread=1,
-            loss="softmax",
-            label=_PREFIX,
-            verbose=0,
-        )
-        # the file holds neither the input's name nor a time, so equal text gives equal bytes
-        model.save_model(str(out / "model.bin"))
+    fit(
+        lines,
+        out / "model.bin",
+        dim=config.dim,
+        epochs=config.epochs,
+        learning_rate=config.learning_rate,
+        word_ngrams=config.word_ngrams,
+        buckets=config.buckets,
+        seed=config.seed,
+    )
     return Result(counts={"training_lines": (len(lines), "lines")}, notes={"origin": origin})
 
 

@@ -18,18 +18,16 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import fasttext
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from craw4llm.errors import ConfigError, InputError
-from craw4llm.scoring.scorer import FastTextScorer, normalise
+from craw4llm.scoring.scorer import FastTextScorer, fit, normalise
 
 _LEAK_WORDS = 13
 _LEAK_SHARE = 0.5
@@ -182,25 +180,18 @@ def _number(value: float | None) -> str:
 
 
 def _train(training: Sequence[Text], path: Path, settings: Settings) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "train.txt"
-        with file.open("w", encoding="utf-8") as stream:
-            for one in sorted(training, key=lambda one: one.key):  # an order that mixes the sides and does not depend on the files'
-                stream.write(f"{settings.positive_label if one.positive else settings.negative_label} {one.text}\n")
-        model = fasttext.train_supervised(
-            input=str(file),
-            dim=settings.dim,
-            epoch=settings.epochs,
-            lr=settings.learning_rate,
-            wordNgrams=settings.word_ngrams,
-            bucket=settings.buckets,
-            minCount=settings.min_count,
-            seed=settings.seed,
-            thread=1,
-            loss="softmax",
-            verbose=0,
-        )
-        model.save_model(str(path))
+    ordered = sorted(training, key=lambda one: one.key)  # an order that mixes the sides and does not depend on the files'
+    fit(
+        (f"{settings.positive_label if one.positive else settings.negative_label} {one.text}" for one in ordered),
+        path,
+        dim=settings.dim,
+        epochs=settings.epochs,
+        learning_rate=settings.learning_rate,
+        word_ngrams=settings.word_ngrams,
+        buckets=settings.buckets,
+        min_count=settings.min_count,
+        seed=settings.seed,
+    )
 
 
 def _leaks(training: Sequence[Text], heldout: Sequence[Text]) -> NDArray[np.bool_]:

@@ -8,20 +8,15 @@ Importing this module is cheap: torch and numpy are loaded by the command that n
 """
 
 import csv
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from craw4llm.errors import ConfigError, InputError
+from craw4llm.options import root_option
 
-ROOT_VARIABLE = "CRAW4LLM_ROOT"
 NO_VALUE = "-"
-
-_root = click.option(
-    "--root", default=lambda: os.environ.get(ROOT_VARIABLE, "artifacts"), show_default="artifacts", type=Path, help="Artifact root."
-)
 
 
 @click.group()
@@ -76,7 +71,7 @@ def list_tasks() -> None:
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of the model's arithmetic.")
 @click.option("--few-shot-seed", default=1234, show_default=True, help="DCLM's is 1234.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
-@_root
+@root_option
 def evaluate(
     model: str,
     out: Path,
@@ -127,7 +122,7 @@ def evaluate(
 @click.option("--kind", default="accuracy", show_default=True, type=click.Choice(["accuracy", "right_loss", "margin", "all"]),
               help="Of the tasks: accuracy, mean loss of the right answer, margin to the best wrong one.")  # fmt: skip
 @click.option("--csv", "csv_path", type=Path, help="Write the table there too.")
-@_root
+@root_option
 def compare(arms: tuple[str, ...], kind: str, csv_path: Path | None, root: Path) -> None:
     """Compare the first ARM with each of the others: bits per byte, Core, groups and tasks, with 95% intervals.
 
