@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from craw4llm.configs import CorpusConfig
-from craw4llm.corpus.records import REASONS, Chunk, Page, Reject, Source
+from craw4llm.corpus.records import REASONS, Chunk, Page, Reject, Skipped, Source
 from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, host_of
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
@@ -91,6 +91,8 @@ def prepare(chunk: Chunk, max_text_chars: int) -> Prepared:
     for record in chunk.read():
         if isinstance(record, Reject):
             done.rejects.append(record)
+            continue
+        if isinstance(record, Skipped):
             continue
         url, text, reason = _checked(record)
         if reason:

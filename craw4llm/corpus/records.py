@@ -1,12 +1,13 @@
 """What a source gives to the build: chunks of records, each a page or a reject with its reason.
 
     Source(chunks=[chunk, chunk, ...], records=30145, origin="docweb.parquet")
-    chunk.read() -> Page(source, position, url, text, links), Reject(source, position, url, reason), ...
+    chunk.read() -> Page(source, position, url, text, links), Reject(source, position, url, reason), Skipped(kind), ...
 
 A chunk can be sent to another process (it pickles) and is read there; the records come in the source's order.
 """
 
 import dataclasses
+import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -23,12 +24,35 @@ REASONS: Mapping[str, str] = {
 }
 
 
+class LinkFlag(enum.IntFlag):
+    """What a source says of a link (bits of uint8). Neither BODY nor BOILERPLATE: it says nothing of the link's place."""
+
+    BODY = 1  # in the page's main text
+    BOILERPLATE = 2  # in a header, a footer or the navigation
+    NOFOLLOW = 4  # rel=nofollow, ugc or sponsored
+    REFRESH = 8  # a meta refresh
+
+
+class Signal(enum.IntFlag):
+    """What a page's owner asks for, in its HTTP header or in its meta elements (bits of uint16)."""
+
+    NOINDEX = 1
+    NOFOLLOW = 2
+    NOARCHIVE = 4
+    NOSNIPPET = 8
+    NOAI = 16  # robots: noai, noimageai
+    TDM_RESERVED = 32  # tdm-reservation: 1
+    NO_TRAIN = 64  # Content-Usage / Content-Signal: train-ai=n, ai-train=no
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Page:
     """One record as its source has it; nothing is checked yet.
 
     source: file or package. position: record or row in the source, from 0. text: null is an empty text.
     links: URLs as written, resolved against `base`, or against the page's URL where `base` is None.
+    anchors, link_flags: one per link (anchor text, LinkFlag bits), or empty where the source has none.
+    canonical: the page's rel=canonical URL as written. signals: Signal bits. doc_id, language: the source's own, where it has them.
     """
 
     source: str
@@ -37,6 +61,12 @@ class Page:
     text: object
     links: Sequence[object] = ()
     base: str | None = None
+    anchors: Sequence[str | None] = ()
+    link_flags: Sequence[int] = ()
+    canonical: str | None = None
+    signals: int = 0
+    doc_id: str | None = None
+    language: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +79,14 @@ class Reject:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Skipped:
+    """Records that are neither page nor reject: what they are is no page in this source (a WARC request, an image)."""
+
+    kind: str
+    records: int = 1
+
+
 class Chunk(Protocol):
     """Some records of a source. label: names the chunk in an error. records: how many it holds."""
 
@@ -58,7 +96,7 @@ class Chunk(Protocol):
     @property
     def records(self) -> int: ...
 
-    def read(self) -> Iterator[Page | Reject]: ...
+    def read(self) -> Iterator[Page | Reject | Skipped]: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
