@@ -10,7 +10,7 @@ import pytest
 
 from craw4llm.artifact import Artifact
 from craw4llm.configs import CorpusConfig
-from craw4llm.corpus.parquet import BATCH_ROWS, open_parquet
+from craw4llm.corpus.parquet import CHUNK_ROWS, open_parquet
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.stage import run
 from craw4llm.errors import InputError
@@ -22,10 +22,10 @@ WriteParquet = Callable[..., Path]
 Build = Callable[[Stage], Artifact]
 
 
-def test_extra_columns_are_ignored_and_package_becomes_the_source(parquet: WriteParquet, build: Build) -> None:
+def test_package_becomes_the_source_and_other_columns_are_ignored(parquet: WriteParquet, build: Build) -> None:
     path = parquet(
         [("https://a.example/", "one", []), ("https://b.example/", "two", None)],
-        extra={"package": ["alpha", None], "score": [0.5, 0.25]},
+        extra={"package": ["alpha", None], "title": ["a", "b"], "signals": ["not", "integers"]},
     )
     corpus = Corpus(build(Stage(CorpusConfig(source=External(name="corpus", path=str(path))))))
     assert corpus.column("source").to_pylist() == ["alpha", "web.parquet"]
@@ -78,13 +78,17 @@ def test_a_damaged_file_is_refused(parquet: WriteParquet, tmp_path: Path) -> Non
         run(CorpusConfig(source=External(name="corpus", path=str(path))), {}, out, Execution(workers=1, report=lambda line: None))
 
 
-def test_rows_are_read_in_batches(parquet: WriteParquet) -> None:
-    n = 3 * BATCH_ROWS + 1
-    source = open_parquet(parquet([(f"https://a.example/{k}", "x", []) for k in range(n)]))
+def test_chunks_are_row_groups_or_ranges_of_their_rows(parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("craw4llm.corpus.parquet.CHUNK_ROWS", 400)
+    assert CHUNK_ROWS > 400
+    path = parquet([(f"https://a.example/{k}", "x", []) for k in range(1501)], row_group_size=1000)
+    source = open_parquet(path)
     chunks = list(source.chunks)
-    assert source.records == n
-    assert [chunk.records for chunk in chunks] == [BATCH_ROWS] * 3 + [1]
-    assert chunks[-1].label == f"web.parquet, rows {n - 1:,} to {n - 1:,}"
+    assert source.records == 1501
+    assert [chunk.records for chunk in chunks] == [400, 400, 200, 400, 101]
+    assert chunks[-1].label == "web.parquet, rows 1,400 to 1,500"
+    read = [record for chunk in chunks for record in chunk.read()]
+    assert [(page.position, page.url) for page in read] == [(k, f"https://a.example/{k}") for k in range(1501)]  # type: ignore[union-attr]
 
 
 def test_docweb_counts(shared: Path, tmp_path: Path) -> None:
