@@ -17,13 +17,12 @@ class Bytes(click.ParamType):
     """A number of bytes: 500M, 4G, 1048576 (powers of 1,024)."""
 
     name = "bytes"
-    _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
         if not found:
             self.fail(f"{value!r}: expected a number of bytes such as 500M or 4G", param, ctx)
-        return int(found[1]) << self._UNITS[found[2].upper()]
+        return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
 
 
 class Part(click.ParamType):

@@ -16,18 +16,19 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import orjson
 import pyarrow as pa
 
-from craw4llm.corpus.fields import field_names, page_of
+from craw4llm.configs import Column
+from craw4llm.corpus.fields import MAX_RECORD_BYTES, field_names, page_of
 from craw4llm.corpus.records import Page, Reject, Skipped, Source
 from craw4llm.errors import InputError
 
 ENDINGS = tuple(f"{name}{packed}" for name in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst"))
 CHUNK_BYTES = 32 << 20
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = MAX_RECORD_BYTES
 MAX_SKIPPED_BYTES = 1 << 30
 _BLOCK = 1 << 20
 _LOOK_LINES = 16  # lines at the beginning of the first file that show its fields
@@ -65,7 +66,7 @@ class LineChunk:
                 break
             if reason:
                 yield Reject(self.file, position, "", reason)
-            elif not line.strip():
+            elif line.isspace():
                 yield Skipped("empty line")
             else:
                 yield self._page(position, line)
@@ -93,8 +94,7 @@ def open_jsonl(path: Path, files: Sequence[Path] = (), columns: Sequence[tuple[s
             f"corpus: the first lines of {path} have no field 'url'; they have {', '.join(has) or 'none'}; expected a JSON object a line "
             "with url, text and outlinks; name other fields with `columns`"
         )
-    given = dict(columns)
-    names |= {name: given.get(name, name) for name in ("text", "outlinks")}  # may be missing at the beginning
+    names = {name: name for name in get_args(Column)} | names  # the other fields may come later
     chunks = []
     for file_path in listed:
         name = file_path.relative_to(path).as_posix() if files else path.name

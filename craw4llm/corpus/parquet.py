@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from craw4llm.corpus.fields import REQUIRED, field_names, page_of
+from craw4llm.corpus.fields import MAX_RECORD_BYTES, REQUIRED, field_names, page_of
 from craw4llm.corpus.records import Page, Reject, Source
 from craw4llm.errors import InputError
 
@@ -55,8 +57,12 @@ class RowChunk:
                     continue
                 rows = batch.slice(skip, left)
                 skip, left = 0, left - rows.num_rows
-                for values in _rows(rows, self.names):
-                    yield page_of(self.file, row, values)
+                rows, too_large = _without_giants(rows, self.names["text"])
+                for k, values in enumerate(_rows(rows, self.names)):
+                    if k in too_large:
+                        yield Reject(self.file, row, str(values.get("url") or ""), "too_large")
+                    else:
+                        yield page_of(self.file, row, values)
                     row += 1
                 if not left:
                     break
@@ -136,6 +142,18 @@ def _is_string_list(kind: pa.DataType) -> bool:
 
 def _is_integer_list(kind: pa.DataType) -> bool:
     return _is_list(kind) and bool(pt.is_integer(kind.value_type) or pt.is_null(kind.value_type))
+
+
+def _without_giants(batch: pa.RecordBatch, column: str) -> tuple[pa.RecordBatch, frozenset[int]]:
+    """(the rows, texts over MAX_RECORD_BYTES taken out; the rows that had them)."""
+    texts = batch.column(column)
+    if texts.nbytes <= MAX_RECORD_BYTES or pt.is_dictionary(texts.type):
+        return batch, frozenset()
+    giant = pc.fill_null(pc.greater(pc.binary_length(texts), MAX_RECORD_BYTES), False)
+    rows = np.flatnonzero(giant.to_numpy(zero_copy_only=False))
+    if len(rows):
+        batch = batch.set_column(batch.schema.get_field_index(column), column, pc.if_else(giant, None, texts))
+    return batch, frozenset(rows.tolist())
 
 
 def _rows(batch: pa.RecordBatch, names: dict[str, str]) -> Iterator[dict[str, Any]]:

@@ -91,6 +91,41 @@ def test_chunks_are_row_groups_or_ranges_of_their_rows(parquet: WriteParquet, mo
     assert [(page.position, page.url) for page in read] == [(k, f"https://a.example/{k}") for k in range(1501)]  # type: ignore[union-attr]
 
 
+def test_a_giant_text_is_rejected_and_the_optional_columns_are_read(parquet: WriteParquet, build: Build) -> None:
+    rows = [(f"https://a.example/{k}", "x" * (17 << 20) if k == 3 else "x", ["/1", "/2"]) for k in range(9)]
+    extra = {
+        "doc_id": list(range(9)),
+        "lang": ["de"] * 9,
+        "score": [float("nan") if k == 1 else k / 8 for k in range(9)],
+        "anchors": [["one", None]] * 9,
+        "link_flags": pa.array([[1, 2]] * 9, pa.list_(pa.uint8())),
+        "signals": pa.array([k for k in range(9)], pa.uint16()),
+    }
+    corpus = Corpus(build(Stage(CorpusConfig(source=External(name="corpus", path=str(parquet(rows, extra)))))))
+    rejects = pq.read_table(corpus.artifact.file("rejects.parquet")).to_pylist()
+    assert rejects == [{"source": "web.parquet", "position": 3, "url": "https://a.example/3", "reason": "too_large"}]
+    assert corpus.find_doc_ids(["0", "3", "8"]).tolist() == [0, -1, 7]
+    assert corpus.column("language").to_pylist() == ["de"] * 8
+    assert corpus.column("score").to_pylist() == [0.0, None, 0.25, 0.5, 0.625, 0.75, 0.875, 1.0]
+    assert corpus.signals.tolist() == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert corpus.anchors([0]) == ["one", None]
+    flags = corpus.link_flags([0])
+    assert flags is not None
+    assert flags.tolist() == [1, 2]
+
+
+def test_a_folder_of_files_is_one_corpus(parquet: WriteParquet, tmp_path: Path, build: Build) -> None:
+    folder = tmp_path / "many"
+    for name in ("b", "a/c"):
+        path = folder / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet([(f"https://{name[0]}.example/{k}", name, ["https://a.example/1"]) for k in range(3)]).rename(path)
+    corpus = Corpus(build(Stage(CorpusConfig(source=External(name="corpus", path=str(folder))))))
+    assert corpus.n_pages == 6
+    assert corpus.column("source").to_pylist() == ["a/c.parquet"] * 3 + ["b.parquet"] * 3
+    assert corpus.artifact.manifest["notes"]["origin"] == "2 Parquet files of many, 6 rows"
+
+
 def test_docweb_counts(shared: Path, tmp_path: Path) -> None:
     """Figures of corpus/README.md of the reference data: pages, hosts, links, of which resolve inside."""
     path = shared / "corpus" / "docweb.parquet"
