@@ -1,4 +1,4 @@
-"""The command line: `craw4llm plan|run|show|diff|export|verify|gc|fetch|score|evaluate|compare|tasks`, also `python -m craw4llm`.
+"""The command line: `craw4llm plan|run|show|diff|export|export-edges|verify|gc|fetch|score|evaluate|compare|tasks`; `python -m craw4llm`.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path
@@ -217,6 +217,19 @@ def export(selection: str, out: Path, root: Path) -> None:
 
     count = write(browse.find(selection, root, "select"), out)
     click.echo(f"{count:,} pages: {out.resolve()}")
+
+
+@cli.command("export-edges")
+@click.argument("corpus")
+@click.option("--out", required=True, type=Path, help="Folder to write: nodes.parquet and edges.parquet.")
+@root_option
+def export_edges(corpus: str, out: Path, root: Path) -> None:
+    """Write the link graph of CORPUS (the fingerprint of a corpus artifact, or its beginning) as plain Parquet."""
+    from craw4llm import browse
+    from craw4llm.corpus.edges import export_edges as write
+
+    nodes, edges = write(browse.find(corpus, root, "corpus"), out)
+    click.echo(f"{nodes:,} nodes, {edges:,} edges: {out.resolve()}")
 
 
 @cli.command()
