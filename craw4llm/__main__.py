@@ -171,19 +171,28 @@ def run(
 @click.argument("name", required=False)
 @click.argument("what", required=False)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="For a crawl: also write its plot to this file.")
+@click.option("--seeds", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For a corpus: what is reachable from these.")
 @root_option
-def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> None:
+def show(name: str | None, what: str | None, svg: Path | None, seeds: Path | None, root: Path) -> None:
     """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint.
 
     `show crawl FINGERPRINT`: the iterations of a crawl, with a plot of its scores.
-    `show page URL`: a page's life: found and crawled when and through which page, score, selected or why not, in which samples.
+    `show corpus EXPERIMENT|FINGERPRINT|FOLDER`: pages, hosts, languages, links, degrees, text sizes, what can be reached.
+    `show page URL|ID`: a page with its links, and its life: found and crawled when and through which page, score, selected or why not,
+    in which samples.
     """
     from craw4llm import browse
 
-    if what is None and name not in ("crawl", "page"):
+    if what is None and name not in ("corpus", "crawl", "page"):
         click.echo(browse.show(name, root, names()))
     elif what is not None and name == "page":
         click.echo(browse.show_page(what, root))
+    elif what is not None and name == "corpus":
+        from craw4llm.corpus.reader import Corpus
+        from craw4llm.corpus.show import describe as describe_corpus
+        from craw4llm.corpus.show import find_corpora
+
+        click.echo("\n\n".join(describe_corpus(Corpus(artifact), seeds) for artifact in find_corpora(what, root)))
     elif what is not None and name == "crawl":
         from craw4llm.crawl.show import describe, open_crawl, plot_svg
 
@@ -192,7 +201,7 @@ def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> No
         if svg is not None:
             plot_svg(trace, svg)
     else:
-        raise ConfigError(f"show {name} {what or ''}: expected `show`, `show NAME`, `show crawl FINGERPRINT` or `show page URL`")
+        raise ConfigError(f"show {name} {what or ''}: expected `show`, `show NAME`, or `show corpus|crawl|page WHAT`")
 
 
 @cli.command()
