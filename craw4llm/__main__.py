@@ -1,4 +1,4 @@
-"""The command line: `craw4llm plan|run|show|diff|export|verify|gc|fetch|score|evaluate|compare|tasks`, also `python -m craw4llm`.
+"""The command line: `craw4llm plan|run|show|diff|export|export-edges|verify|gc|fetch|score|evaluate|compare|tasks`; `python -m craw4llm`.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path
@@ -171,19 +171,28 @@ def run(
 @click.argument("name", required=False)
 @click.argument("what", required=False)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="For a crawl: also write its plot to this file.")
+@click.option("--seeds", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For a corpus: what is reachable from these.")
 @root_option
-def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> None:
+def show(name: str | None, what: str | None, svg: Path | None, seeds: Path | None, root: Path) -> None:
     """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint.
 
     `show crawl FINGERPRINT`: the iterations of a crawl, with a plot of its scores.
-    `show page URL`: a page's life: found and crawled when and through which page, score, selected or why not, in which samples.
+    `show corpus EXPERIMENT|FINGERPRINT|FOLDER`: pages, hosts, languages, links, degrees, text sizes, what can be reached.
+    `show page URL|ID`: a page with its links, and its life: found and crawled when and through which page, score, selected or why not,
+    in which samples.
     """
     from craw4llm import browse
 
-    if what is None and name not in ("crawl", "page"):
+    if what is None and name not in ("corpus", "crawl", "page"):
         click.echo(browse.show(name, root, names()))
     elif what is not None and name == "page":
         click.echo(browse.show_page(what, root))
+    elif what is not None and name == "corpus":
+        from craw4llm.corpus.reader import Corpus
+        from craw4llm.corpus.show import describe as describe_corpus
+        from craw4llm.corpus.show import find_corpora
+
+        click.echo("\n\n".join(describe_corpus(Corpus(artifact), seeds) for artifact in find_corpora(what, root)))
     elif what is not None and name == "crawl":
         from craw4llm.crawl.show import describe, open_crawl, plot_svg
 
@@ -192,7 +201,7 @@ def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> No
         if svg is not None:
             plot_svg(trace, svg)
     else:
-        raise ConfigError(f"show {name} {what or ''}: expected `show`, `show NAME`, `show crawl FINGERPRINT` or `show page URL`")
+        raise ConfigError(f"show {name} {what or ''}: expected `show`, `show NAME`, or `show corpus|crawl|page WHAT`")
 
 
 @cli.command()
@@ -217,6 +226,19 @@ def export(selection: str, out: Path, root: Path) -> None:
 
     count = write(browse.find(selection, root, "select"), out)
     click.echo(f"{count:,} pages: {out.resolve()}")
+
+
+@cli.command("export-edges")
+@click.argument("corpus")
+@click.option("--out", required=True, type=Path, help="Folder to write: nodes.parquet and edges.parquet.")
+@root_option
+def export_edges(corpus: str, out: Path, root: Path) -> None:
+    """Write the link graph of CORPUS (the fingerprint of a corpus artifact, or its beginning) as plain Parquet."""
+    from craw4llm import browse
+    from craw4llm.corpus.edges import export_edges as write
+
+    nodes, edges = write(browse.find(corpus, root, "corpus"), out)
+    click.echo(f"{nodes:,} nodes, {edges:,} edges: {out.resolve()}")
 
 
 @cli.command()

@@ -59,6 +59,11 @@ class SyntheticWeb:
 
     homophily: share of a page's links that prefer targets of like quality; the rest go anywhere on the web.
     dead_share: share of links that lead to URLs that do not exist.
+    host_skew: hosts have 1 / rank^host_skew of the pages; 0: all the same. hub_share: of the links that do not follow quality, the share
+    that goes to hubs (home pages, and some others by a power law). navigation_links: links of every page into its own host, the first to
+    its home page. empty_share, copy_share: pages without text, and near-copies of another page.
+    traps: further hosts with a calendar of `trap_pages` pages each, without worth, each linked to the next, the last to days that do not
+    exist; two pages in a hundred link to one. link_texts: links have anchor texts, in words that show the target's quality, and flags.
     """
 
     pages: int = 4000
@@ -66,6 +71,14 @@ class SyntheticWeb:
     mean_links: float = 12.0
     homophily: float = 0.7
     dead_share: float = 0.08
+    host_skew: float = 0.7
+    hub_share: float = 0.5
+    navigation_links: int = 1
+    empty_share: float = 0.02
+    copy_share: float = 0.02
+    traps: int = 0
+    trap_pages: int = 365
+    link_texts: bool = False
     seed: int = 0
 
 
