@@ -1,7 +1,7 @@
 """Budgets of a crawl: pages crawled, fetches made, tokens of the pages crawled. A crawl ends at the first event that covers all given.
 
-    budget = Budget(pages=3014)
-    budget.end(pages, fetches, tokens)      how many of the next events the crawl still makes
+budget = Budget(pages=3014)
+budget.end(pages, fetches, tokens)      -> how many of the next events the crawl still makes
 """
 
 from dataclasses import dataclass

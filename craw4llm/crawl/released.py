@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
 from numpy.typing import NDArray
 
 from craw4llm.corpus.reader import Corpus
