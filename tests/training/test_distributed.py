@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 from test_train import fit, texts, write_tokens
+from torch.distributed.tensor import DTensor
 
-from craw4llm.artifact import Artifact
-from craw4llm.errors import ConfigError, StageError
+import training.optimizer
+from craw4llm.artifact import Artifact, Store
+from craw4llm.errors import ArtifactError, ConfigError, StageError, Stopped
 from craw4llm.execution import Execution
+from training import loop
 from training.configs import Shape, TrainConfig
 from training.distributed import Ranks, launch
 from training.loop import LossOf, gradients
@@ -31,14 +34,22 @@ def gradients_of_batch(micro: int, *, execution: Execution, ranks: Ranks) -> tup
     model = Transformer(SHAPE, 64)
     samples = torch.randint(64, (8, 17), generator=torch.Generator().manual_seed(1))
     mine = samples[ranks.part(8)]
-    loss_of = ranks.wrap(LossOf(model, CONFIG))
-    part = gradients(loss_of, mine[:, :-1], mine[:, 1:], micro, ranks)
+    loss_of = LossOf(model, CONFIG)
+    if execution.parallel == "fsdp":
+        ranks.shard(loss_of, model.blocks, torch.device("cpu"))
+    part = gradients(ranks.wrap(loss_of), mine[:, :-1], mine[:, 1:], micro, ranks)
     (loss,) = ranks.sum([part.item()], torch.device("cpu"))
-    return loss, [p.grad for p in model.parameters() if p.grad is not None]
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    return loss, [g.full_tensor() if isinstance(g, DTensor) else g for g in found]
 
 
 def gradients_with_and_without_accumulation(*, execution: Execution, ranks: Ranks) -> dict[str, Any]:
-    return {f"2 ranks, {micro}": gradients_of_batch(micro, execution=execution, ranks=ranks) for micro in (4, 1)}
+    found = {}
+    for parallel in ("ddp", "fsdp"):
+        with_it = dataclasses.replace(execution, parallel=parallel)
+        for micro in (4, 1):
+            found[f"2 ranks, {parallel}, {micro}"] = gradients_of_batch(micro, execution=with_it, ranks=ranks)
+    return found
 
 
 def test_gradients_are_those_of_the_whole_batch(execution: Execution) -> None:
@@ -75,17 +86,80 @@ def inputs(execution: Execution) -> dict[str, Artifact]:
     }
 
 
+def curve(artifact: Artifact) -> list[float]:
+    return [json.loads(line)["loss"] for line in artifact.file("metrics.jsonl").read_text().splitlines()]
+
+
 def test_two_ranks_train_the_model_that_one_trains(inputs: dict[str, Artifact], execution: Execution) -> None:
+    """Whole (DDP) and sharded (FSDP2): the same losses, and the same bytes each time."""
     one = fit(CONFIG, inputs, execution, "one")
-    lines: list[str] = []
-    two = fit(CONFIG, inputs, dataclasses.replace(execution, ranks=2, report=lines.append), "two")
-    assert two.manifest["notes"]["ranks"] == 2
-    assert sorted(p.name for p in two.path.iterdir()) == sorted(p.name for p in one.path.iterdir())
-    curves = [[json.loads(line)["loss"] for line in a.file("metrics.jsonl").read_text().splitlines()] for a in (one, two)]
-    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
-    assert one.count("heldout_loss") == pytest.approx(two.count("heldout_loss"), rel=1e-4)
+    for parallel in ("ddp", "fsdp"):
+        with_two = dataclasses.replace(execution, ranks=2, parallel=parallel, validate_steps=5)
+        two = fit(CONFIG, inputs, with_two, parallel)
+        assert (two.manifest["notes"]["ranks"], two.manifest["notes"]["parallel"]) == (2, parallel)
+        assert {p.name for p in two.path.iterdir()} - {p.name for p in one.path.iterdir()} == {"validation.jsonl"}
+        assert curve(one) == pytest.approx(curve(two), rel=1e-5)
+        for count in ("heldout_loss", "heldout_bits_per_byte"):
+            assert one.count(count) == pytest.approx(two.count(count), rel=1e-4)
+        weights = [torch.load(a.file("model.pt"), weights_only=True) for a in (one, two)]
+        assert list(weights[0]) == list(weights[1])
+        for name, value in weights[0].items():
+            torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
     again = fit(CONFIG, inputs, dataclasses.replace(execution, ranks=2), "again")
-    assert again.digest == two.digest
+    ddp = Store(execution.root).open("train", "ddp")
+    assert again.digest == ddp.digest
+    with pytest.raises(ConfigError, match="parallel is fsdp with one rank"):
+        fit(CONFIG, inputs, dataclasses.replace(execution, parallel="fsdp"), "alone")
+
+
+def stops_before_step_7(*args: Any, execution: Execution, ranks: Ranks) -> Any:
+    rate = training.optimizer.learning_rate
+
+    def asks(config: TrainConfig, now: int) -> float:
+        if now == 7 and ranks.rank == ranks.size - 1:  # one rank alone is told; all end together
+            os.kill(os.getpid(), signal.SIGTERM)
+        return rate(config, now)
+
+    training.optimizer.learning_rate = asks
+    try:
+        return loop.fit(*args, execution=execution, ranks=ranks)
+    finally:
+        training.optimizer.learning_rate = rate
+
+
+@pytest.mark.parametrize(("parallel", "then"), [("ddp", (1, "ddp")), ("fsdp", (1, "ddp")), ("fsdp", (2, "ddp"))])
+def test_a_state_of_two_ranks_is_read_by_another_number_and_form(
+    inputs: dict[str, Artifact], execution: Execution, parallel: Any, then: tuple[int, Any]
+) -> None:
+    out = execution.root / "train" / ".partial-on"
+    out.mkdir(parents=True)
+    with pytest.raises(Stopped, match="asked to end before step 7 of 12"):
+        launch(stops_before_step_7, (CONFIG, inputs, out), dataclasses.replace(execution, ranks=2, parallel=parallel, save_every_s=1e6))
+    (state,) = (out / "states").iterdir()
+    assert sorted(p.name for p in state.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json"]
+    on = fit(CONFIG, inputs, dataclasses.replace(execution, ranks=then[0], parallel=then[1]), "on")
+    assert json.loads(on.file("speed.json").read_text())["first_step"] == 7
+    said = on.manifest["notes"].get("resumed", [])
+    assert ("from step 7: ranks was 2, now 1" in said) == (then[0] == 1)
+    assert ("from step 7: parallel was 'fsdp', now 'ddp'" in said) == (parallel != then[1])
+    assert curve(on) == pytest.approx(curve(fit(CONFIG, inputs, execution, "whole")), rel=1e-5)
+
+
+def sees_other_data_on_rank_1(config: TrainConfig, inputs: Any, others: Any, out: Path, *, execution: Execution, ranks: Ranks) -> None:
+    try:
+        loop.fit(config, others if ranks.rank else inputs, out, execution=execution, ranks=ranks)
+    except ArtifactError as error:  # on both
+        (out / f"rank-{ranks.rank}").write_text(str(error))
+        ranks.barrier()
+        raise
+
+
+def test_ranks_with_unequal_data_end_together(inputs: dict[str, Artifact], execution: Execution, tmp_path: Path) -> None:
+    longer = write_tokens(execution.root, "longer", texts(31, 1, CONTEXT + 1), vocab_size=64)
+    work = (CONFIG, inputs, inputs | {"tokens": longer}, tmp_path)
+    with pytest.raises(ArtifactError, match="rank 1 on .* has other samples under .* than rank 0 on .*: share the folder, or copy it anew"):
+        launch(sees_other_data_on_rank_1, work, dataclasses.replace(execution, ranks=2))
+    assert (tmp_path / "rank-0").read_text() == (tmp_path / "rank-1").read_text()
 
 
 def fails_on_rank_1(*, execution: Execution, ranks: Ranks) -> None:

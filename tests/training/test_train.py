@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -47,11 +49,20 @@ def write_tokens(
 
     def write(out: Path) -> Result:
         write_shards(out / "shards", samples, np.arange(len(samples)), shard_bytes=4096)
+        write_documents(out, samples.size - padding)
         counts = {"samples": len(samples), "sample_tokens": samples.shape[1], "vocab_size": vocab_size, "tokens": samples.size - padding}
         return Result(counts={k: (v, "") for k, v in counts.items()})
 
     made_with = Artifact(root, "tokenizer", tokenizer, {"digest": "none"})
     return Store(root).build("tokenize", name, version=1, config={}, inputs={"tokenizer": made_with}, write=write)[0]
+
+
+def write_documents(out: Path, tokens: int) -> None:
+    """Pages of ten tokens of three bytes each, but for the last."""
+    first = np.arange(0, tokens, 10, dtype=np.uint64)
+    count = np.minimum(10, tokens - first).astype(np.uint32)
+    table = {"page": np.arange(len(first), dtype=np.uint32), "n_bytes": count.astype(np.uint64) * 3, "first_token": first, "n_tokens": count}
+    pq.write_table(pa.table(table), out / "documents.parquet")
 
 
 def texts(count: int, seed: int, width: int = CONTEXT + 1) -> np.ndarray[Any, Any]:
