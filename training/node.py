@@ -36,15 +36,15 @@ def run_on_all(work: Callable[..., Any], args: tuple[Any, ...], execution: Execu
 
 def main() -> int:
     global _ranks
-    import torch
-
-    from training.distributed import connect
-
     try:
         rank, count, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     except KeyError as error:
         print(f"error: {error.args[0]} is not set; expected to be started by torchrun: torchrun ... -m training.node", file=sys.stderr)
         return ConfigError.exit_code
+    import torch
+
+    from training.distributed import connect
+
     # the stage's device is not known yet; with CUDA in the machine, both kinds of groups can be made
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _ranks = connect(rank, count, local, device, "env://")

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from test_train import fit, texts, write_tokens
 from torch.distributed.tensor import DTensor
 
 import training.optimizer
-from craw4llm.artifact import Artifact, Store
+from craw4llm.artifact import Artifact
 from craw4llm.errors import ArtifactError, ConfigError, StageError, Stopped
 from craw4llm.execution import Execution
 from training import loop
@@ -52,7 +54,7 @@ def gradients_with_and_without_accumulation(*, execution: Execution, ranks: Rank
     return found
 
 
-def test_gradients_are_those_of_the_whole_batch(execution: Execution) -> None:
+def test_gradients_are_those_of_the_whole_batch(runs: Any, execution: Execution) -> None:
     """1 x 8, 2 x 4, 8 x 1 micro-batches and two ranks, with and without accumulation, agree to 1e-5 with autograd on the plain loss."""
     model = Transformer(SHAPE, 64)
     samples = torch.randint(64, (8, 17), generator=torch.Generator().manual_seed(1))
@@ -61,11 +63,9 @@ def test_gradients_are_those_of_the_whole_batch(execution: Execution) -> None:
     plain.backward()
     expected = [p.grad for p in model.parameters() if p.grad is not None]
     assert len(expected) == len(list(model.parameters()))
-    two = dataclasses.replace(execution, ranks=2)
-    found = {
-        **{f"1 rank, {micro}": gradients_of_batch(micro, execution=execution, ranks=Ranks()) for micro in (8, 4, 3, 1)},
-        **launch(gradients_with_and_without_accumulation, (), two),
-    }
+    one = {f"1 rank, {micro}": gradients_of_batch(micro, execution=execution, ranks=Ranks()) for micro in (8, 4, 3, 1)}
+    found = one | runs[1]["gradients"]
+    assert len(found) == 8
     for name, (loss, grads) in found.items():
         assert loss == pytest.approx(plain.item(), rel=1e-5), name
         for a, b in zip(grads, expected, strict=True):
@@ -78,88 +78,118 @@ def test_parts_of_a_batch() -> None:
         Ranks(0, 3).part(8)
 
 
-@pytest.fixture
-def inputs(execution: Execution) -> dict[str, Artifact]:
+def make_inputs(execution: Execution) -> dict[str, Artifact]:
     return {
         name: write_tokens(execution.root, name, texts(count, seed, CONTEXT + 1), vocab_size=64)
         for name, count, seed in (("tokens", 30, 1), ("heldout", 4, 2))
     }
 
 
-def curve(artifact: Artifact) -> list[float]:
-    return [json.loads(line)["loss"] for line in artifact.file("metrics.jsonl").read_text().splitlines()]
+@pytest.fixture
+def inputs(execution: Execution) -> dict[str, Artifact]:
+    return make_inputs(execution)
 
 
-def test_two_ranks_train_the_model_that_one_trains(inputs: dict[str, Artifact], execution: Execution) -> None:
-    """Whole (DDP) and sharded (FSDP2): the same losses, and the same bytes each time."""
-    one = fit(CONFIG, inputs, execution, "one")
-    for parallel in ("ddp", "fsdp"):
-        with_two = dataclasses.replace(execution, ranks=2, parallel=parallel, validate_steps=5)
-        two = fit(CONFIG, inputs, with_two, parallel)
-        assert (two.manifest["notes"]["ranks"], two.manifest["notes"]["parallel"]) == (2, parallel)
-        assert {p.name for p in two.path.iterdir()} - {p.name for p in one.path.iterdir()} == {"validation.jsonl"}
-        assert curve(one) == pytest.approx(curve(two), rel=1e-5)
-        for count in ("heldout_loss", "heldout_bits_per_byte"):
-            assert one.count(count) == pytest.approx(two.count(count), rel=1e-4)
-        weights = [torch.load(a.file("model.pt"), weights_only=True) for a in (one, two)]
-        assert list(weights[0]) == list(weights[1])
-        for name, value in weights[0].items():
-            torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
-    again = fit(CONFIG, inputs, dataclasses.replace(execution, ranks=2), "again")
-    ddp = Store(execution.root).open("train", "ddp")
-    assert again.digest == ddp.digest
-    with pytest.raises(ConfigError, match="parallel is fsdp with one rank"):
-        fit(CONFIG, inputs, dataclasses.replace(execution, parallel="fsdp"), "alone")
+def curve(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def stops_before_step_7(*args: Any, execution: Execution, ranks: Ranks) -> Any:
-    rate = training.optimizer.learning_rate
+def work_of_two_ranks(root: Path, inputs: Any, longer: Artifact, *, execution: Execution, ranks: Ranks) -> dict[str, Any]:
+    """Folder -> what `fit` returned, for whole runs and for runs asked to end before step 7; gradients; what both say to other data."""
+    rate, done = training.optimizer.learning_rate, {}
 
-    def asks(config: TrainConfig, now: int) -> float:
-        if now == 7 and ranks.rank == ranks.size - 1:  # one rank alone is told; all end together
-            os.kill(os.getpid(), signal.SIGTERM)
-        return rate(config, now)
+    def run(name: str, parallel: Any, *, stop: bool = False) -> None:
+        def asks(config: TrainConfig, now: int) -> float:
+            if stop and now == 7 and ranks.rank == 1:  # one rank alone is told; all end together
+                os.kill(os.getpid(), signal.SIGTERM)
+            return rate(config, now)
 
-    training.optimizer.learning_rate = asks
+        training.optimizer.learning_rate = asks
+        (root / name).mkdir(exist_ok=True)
+        how = dataclasses.replace(execution, parallel=parallel, validate_steps=5)
+        try:
+            done[name] = loop.fit(CONFIG, inputs, root / name, execution=how, ranks=ranks)
+        except Stopped as error:
+            done[name] = str(error)
+
+    run("ddp", "ddp")
+    run("ddp again", "ddp")
+    run("fsdp", "fsdp")
+    run("ddp cut", "ddp", stop=True)
+    run("fsdp cut", "fsdp", stop=True)
+    if ranks.rank == 0:
+        shutil.copytree(root / "fsdp cut", root / "fsdp on")
+    ranks.barrier()
+    run("fsdp on", "ddp")
+    done["gradients"] = gradients_with_and_without_accumulation(execution=execution, ranks=ranks)
+    (root / "other").mkdir(exist_ok=True)
     try:
-        return loop.fit(*args, execution=execution, ranks=ranks)
-    finally:
-        training.optimizer.learning_rate = rate
+        loop.fit(CONFIG, inputs | {"tokens": longer} if ranks.rank else inputs, root / "other", execution=execution, ranks=ranks)
+    except ArtifactError as error:
+        done["other data"] = ranks.from_all(str(error))
+    return done
 
 
-@pytest.mark.parametrize(("parallel", "then"), [("ddp", (1, "ddp")), ("fsdp", (1, "ddp")), ("fsdp", (2, "ddp"))])
-def test_a_state_of_two_ranks_is_read_by_another_number_and_form(
-    inputs: dict[str, Artifact], execution: Execution, parallel: Any, then: tuple[int, Any]
-) -> None:
-    out = execution.root / "train" / ".partial-on"
-    out.mkdir(parents=True)
-    with pytest.raises(Stopped, match="asked to end before step 7 of 12"):
-        launch(stops_before_step_7, (CONFIG, inputs, out), dataclasses.replace(execution, ranks=2, parallel=parallel, save_every_s=1e6))
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Artifact], Execution]:
+    root = tmp_path_factory.mktemp("runs")
+    execution = Execution(root=root / "artifacts", workers=1, device="cpu", report=lambda line: None, save_every_s=1e6)
+    inputs = make_inputs(execution)
+    longer = write_tokens(execution.root, "longer", texts(31, 1, CONTEXT + 1), vocab_size=64)
+    done = launch(work_of_two_ranks, (root, inputs, longer), dataclasses.replace(execution, ranks=2))
+    (root / "one").mkdir()
+    done["one"] = loop.fit(CONFIG, inputs, root / "one", execution=execution, ranks=Ranks())
+    return root, done, inputs, execution
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_train_the_model_that_one_trains(runs: Any, parallel: str) -> None:
+    root, done, _, _ = runs
+    assert curve(root / parallel) == pytest.approx(curve(root / "one"), rel=1e-5)
+    for name in ("heldout_loss", "heldout_bits_per_byte"):
+        assert done[parallel][name] == pytest.approx(done["one"][name], rel=1e-4)
+    two, one = (torch.load(root / name / "model.pt", weights_only=True) for name in (parallel, "one"))
+    assert list(two) == list(one)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    lines = [json.loads(line) for line in (root / parallel / "validation.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5, 10]
+    assert lines[0]["heldout_loss"] > lines[1]["heldout_loss"] > done[parallel]["heldout_loss"]
+
+
+def test_two_ranks_give_the_same_bytes_each_time(runs: Any) -> None:
+    root, _, _, _ = runs
+    assert (root / "ddp" / "model.pt").read_bytes() == (root / "ddp again" / "model.pt").read_bytes()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_state_of_two_ranks_is_read_by_one(runs: Any, parallel: str) -> None:
+    root, done, inputs, execution = runs
+    assert "asked to end before step 7 of 12" in done[f"{parallel} cut"]
+    out = root / f"{parallel} cut"
     (state,) = (out / "states").iterdir()
     assert sorted(p.name for p in state.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json"]
-    on = fit(CONFIG, inputs, dataclasses.replace(execution, ranks=then[0], parallel=then[1]), "on")
-    assert json.loads(on.file("speed.json").read_text())["first_step"] == 7
-    said = on.manifest["notes"].get("resumed", [])
-    assert ("from step 7: ranks was 2, now 1" in said) == (then[0] == 1)
-    assert ("from step 7: parallel was 'fsdp', now 'ddp'" in said) == (parallel != then[1])
-    assert curve(on) == pytest.approx(curve(fit(CONFIG, inputs, execution, "whole")), rel=1e-5)
+    done = loop.fit(CONFIG, inputs, out, execution=execution, ranks=Ranks())
+    assert json.loads((out / "speed.json").read_text())["first_step"] == 7
+    assert "from step 7: ranks was 2, now 1" in done["changes"]
+    assert curve(out) == pytest.approx(curve(root / "one"), rel=1e-5)
 
 
-def sees_other_data_on_rank_1(config: TrainConfig, inputs: Any, others: Any, out: Path, *, execution: Execution, ranks: Ranks) -> None:
-    try:
-        loop.fit(config, others if ranks.rank else inputs, out, execution=execution, ranks=ranks)
-    except ArtifactError as error:  # on both
-        (out / f"rank-{ranks.rank}").write_text(str(error))
-        ranks.barrier()
-        raise
+def test_a_sharded_state_is_read_by_ranks_that_hold_all(runs: Any) -> None:
+    root, done, _, _ = runs
+    assert done["fsdp on"]["changes"] == ["from step 7: parallel was 'fsdp', now 'ddp'"]
+    assert curve(root / "fsdp on") == pytest.approx(curve(root / "one"), rel=1e-5)
 
 
-def test_ranks_with_unequal_data_end_together(inputs: dict[str, Artifact], execution: Execution, tmp_path: Path) -> None:
-    longer = write_tokens(execution.root, "longer", texts(31, 1, CONTEXT + 1), vocab_size=64)
-    work = (CONFIG, inputs, inputs | {"tokens": longer}, tmp_path)
-    with pytest.raises(ArtifactError, match="rank 1 on .* has other samples under .* than rank 0 on .*: share the folder, or copy it anew"):
-        launch(sees_other_data_on_rank_1, work, dataclasses.replace(execution, ranks=2))
-    assert (tmp_path / "rank-0").read_text() == (tmp_path / "rank-1").read_text()
+def test_fsdp_needs_several_ranks(inputs: dict[str, Artifact], execution: Execution) -> None:
+    with pytest.raises(ConfigError, match="parallel is fsdp with one rank"):
+        fit(CONFIG, inputs, dataclasses.replace(execution, parallel="fsdp"))
+
+
+def test_ranks_with_unequal_data_end_together(runs: Any) -> None:
+    found = runs[1]["other data"]
+    assert len(found) == 2 and found[0] == found[1]
+    assert re.search("rank 1 on .* has other samples under .* than rank 0 on .*: share the folder, or copy it anew", found[0])
 
 
 def fails_on_rank_1(*, execution: Execution, ranks: Ranks) -> None:
