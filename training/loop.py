@@ -294,10 +294,11 @@ class Trainer:
                     continue
                 every = self.execution.validate_steps
                 if every and (step + 1) % every == 0 and (ranks.rank == 0 or self.sharded):
-                    line = json.dumps({"step": step + 1} | validate_now())
+                    found = validate_now()
+                    watch.validated(step + 1, found)
                     if ranks.rank == 0:
                         with (self.out / VALIDATION).open("a") as stream:
-                            stream.write(line + "\n")
+                            stream.write(json.dumps({"step": step + 1} | found) + "\n")
                     self.model.train()
                 if save and not writing:
                     self._save(step + 1, metrics)
