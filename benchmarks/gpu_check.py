@@ -21,8 +21,8 @@ import torch
 from craw4llm.artifact import Artifact, Result, Store
 from craw4llm.errors import ConfigError
 from craw4llm.tokens.shards import write_shards
-from training.configs import NEOX_VOCAB, TrainConfig
 from training import float8
+from training.configs import NEOX_VOCAB, TrainConfig
 from training.device import numerics, resolve
 from training.distributed import Ranks
 from training.loop import LossOf, gradients, largest_that_fits
@@ -123,7 +123,8 @@ def eight_bits(config: TrainConfig, device: torch.device, micro: int, batch: int
         return found
     found["fp8_loss_delta"] = losses["fp8"] - losses["bf16"]
     what = "FP8, emulated" if emulate else "FP8"
-    table.add(f"{what}, loss after {LEARNING_STEPS} steps", f"{losses['fp8']:.4f}, bf16 {losses['bf16']:.4f}: {found['fp8_loss_delta']:+.4f}")
+    delta = found["fp8_loss_delta"]
+    table.add(f"{what}, loss after {LEARNING_STEPS} steps", f"{losses['fp8']:.4f}, bf16 {losses['bf16']:.4f}: {delta:+.4f}")
     return found
 
 

@@ -4,7 +4,8 @@
 
     newest state -> [batch -> gradients, micro-batch by micro-batch -> clip -> AdamW -> line of metrics -> perhaps a state] -> model.pt
 
-Rank 0 writes the files, but for the states, which all write (`training.states`). The rules of resuming and stopping stand in `training.train`.
+Rank 0 writes the files, but for the states, which all write (`training.states`). The rules of resuming and stopping stand in
+`training.train`.
 """
 
 import contextlib
@@ -258,9 +259,7 @@ class Trainer:
             contextlib.closing(
                 Watch(config, self.execution, self.out if ranks.rank == 0 else None, self.device, ranks.size, self._losses)
             ) as watch,
-            contextlib.closing(
-                Prefetch(batches, mine, self.device, self.first, config.steps, self.execution.loader_workers)
-            ) as data,
+            contextlib.closing(Prefetch(batches, mine, self.device, self.first, config.steps, self.execution.loader_workers)) as data,
             self.execution.progress("train", total=config.steps, unit="step") as progress,
         ):
             if self.first:

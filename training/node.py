@@ -57,11 +57,11 @@ def _lead() -> int:
     from craw4llm.__main__ import main as command
 
     sys.argv = ["craw4llm", "run", *sys.argv[1:], "--jobs", "1"]  # in this process, which the others know
+    code = 0
     try:
-        code = command()
+        command()
     except SystemExit as end:
-        code = end.code
-    code = int(code or 0)
+        code = int(end.code or 0)
     if code not in (0, Stopped.exit_code):
         sys.stderr.flush()
         os._exit(code)  # the others may be anywhere: torchrun ends them

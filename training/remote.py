@@ -54,8 +54,8 @@ def _fetch(artifact: Artifact, address: str, entry: Mapping[str, Any]) -> None:
         size, found = partial.stat().st_size, sha256_file(partial)
         if size != entry["size_bytes"] or found != entry["sha256"]:
             raise ArtifactError(
-                f"{remote} has {size} bytes and the SHA-256 {found[:12]}..., the manifest of {artifact.path} says {entry['size_bytes']} and "
-                f"{entry['sha256'][:12]}...: the copy is damaged or of another run; copy it anew"
+                f"{remote} has {size} bytes and the SHA-256 {found[:12]}..., the manifest of {artifact.path} says {entry['size_bytes']} "
+                f"and {entry['sha256'][:12]}...: the copy is damaged or of another run; copy it anew"
             )
         os.replace(partial, final)
     finally:

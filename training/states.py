@@ -27,11 +27,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -86,9 +87,9 @@ class States:
             return None
         path, manifest = chosen
         with _quiet():
-            dcp.load(
+            load(
                 {kind: dict(named) for kind, named in tensors.items()},
-                storage_reader=dcp.FileSystemReader(path),
+                storage_reader=FileSystemReader(path),
                 process_group=self._group,
                 no_dist=self._group is None,
             )
@@ -134,7 +135,7 @@ class States:
     def _choose(self) -> tuple[Path, dict[str, Any]] | None:
         for partial in self.folder.glob(".step-*"):
             shutil.rmtree(partial)
-        faults, damaged = [], []
+        faults, damaged = list[str](), list[Path]()
         for path in reversed(self._finished()):
             try:
                 manifest = json.loads((path / MANIFEST).read_text())
@@ -164,7 +165,7 @@ class States:
             self._write(step, tensors, facts)
             self.write_s = time.monotonic() - began
         except BaseException as error:  # raised in the caller's thread by `finish`; DCP's own is no Exception
-            self._error = error.failures[0][0] if isinstance(error, dcp.api.CheckpointException) and 0 in error.failures else error
+            self._error = error.failures[0][0] if isinstance(error, CheckpointException) and 0 in error.failures else error
 
     def _write(self, step: int, tensors: Tensors, facts: Mapping[str, Any]) -> None:
         final, partial = self.folder / f"step-{step:08d}", self.folder / f".step-{step:08d}"
@@ -174,7 +175,7 @@ class States:
         if self._group is not None:
             dist.barrier(self._group)
         with _quiet():
-            dcp.save(dict(tensors), storage_writer=_Writer(partial), process_group=self._group, no_dist=self._group is None)
+            save(dict(tensors), storage_writer=_Writer(partial), process_group=self._group, no_dist=self._group is None)
         if self.ranks.rank:
             return
         files = {}
@@ -231,7 +232,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return lines
 
 
-class _Writer(dcp.FileSystemWriter):
+class _Writer(FileSystemWriter):
     """DCP's writer of files, with the SHA-256 of each file written beside it."""
 
     def __init__(self, path: Path) -> None:

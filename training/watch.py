@@ -4,8 +4,9 @@
     note = watch.step(step, loss, grad_norm, rate, data_wait_s)        # after every step; a line for the progress bar
     watch.summary()                                                     # for speed.json
 
-`metrics.jsonl` (in the digest) has no times; `speed.jsonl` has them: one line every LOG_EVERY_S seconds and one at the end. MFU is model FLOPs per second
-over the device's peak (PaLM, arXiv 2204.02311, appendix B; attention counted in full): known for the cards in PEAK_FLOPS, else null.
+`metrics.jsonl` (in the digest) has no times; `speed.jsonl` has them: one line every LOG_EVERY_S seconds and one at the end. MFU is
+model FLOPs per second over the device's peak (PaLM, arXiv 2204.02311, appendix B; attention counted in full): known for the cards in
+PEAK_FLOPS, else null.
 """
 
 import collections

@@ -65,7 +65,12 @@ def write_documents(out: Path, tokens: int) -> None:
     """Pages of ten tokens of three bytes each, but for the last."""
     first = np.arange(0, tokens, 10, dtype=np.uint64)
     count = np.minimum(10, tokens - first).astype(np.uint32)
-    table = {"page": np.arange(len(first), dtype=np.uint32), "n_bytes": count.astype(np.uint64) * 3, "first_token": first, "n_tokens": count}
+    table = {
+        "page": np.arange(len(first), dtype=np.uint32),
+        "n_bytes": count.astype(np.uint64) * 3,
+        "first_token": first,
+        "n_tokens": count,
+    }
     pq.write_table(pa.table(table), out / "documents.parquet")
 
 
@@ -193,9 +198,7 @@ train.run(config, {n: store.open("tokenize", n) for n in ("tokens", "heldout")},
 
 def start(execution: Execution, out: Path, at: int, steps: int, hash_seed: str = "0", workers: int = 1) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", DIES, str(execution.root), str(out), str(at), str(steps), str(workers)]
-    return subprocess.Popen(
-        command, env=os.environ | {"PYTHONHASHSEED": hash_seed}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    return subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": hash_seed}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def run_and_die(execution: Execution, out: Path, at: int, steps: int, hash_seed: str = "0", workers: int = 1) -> int:
@@ -323,9 +326,7 @@ def test_micro_batch_of_a_cpu_by_the_stated_rule(inputs: dict[str, Artifact], ex
         assert artifact.manifest["notes"]["micro_batch"] == expected
 
 
-def test_fp8_is_refused_where_it_cannot_run(
-    inputs: dict[str, Artifact], execution: Execution, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp8_is_refused_where_it_cannot_run(inputs: dict[str, Artifact], execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"precision is fp8, but cpu has no 8-bit matrix products; .* use precision bf16"):
         fit(config_for(3, precision="fp8"), inputs, execution)
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
@@ -337,8 +338,8 @@ def test_fp8_learns_as_bf16_does(inputs: dict[str, Artifact], execution: Executi
     """Rounded to 8 bits, multiplied in bfloat16: what the recipe costs, on any device."""
     pytest.importorskip("torchao.float8")
     monkeypatch.setattr(float8, "convert", functools.partial(float8.convert, emulate=True))
-    low = fit(config_for(200, precision="fp8", learning_rate=1e-2), inputs, execution, "fp8")
-    plain = fit(config_for(200, precision="bf16", learning_rate=1e-2), inputs, execution, "bf16")
+    low = fit(config_for(60, precision="fp8", learning_rate=1e-2), inputs, execution, "fp8")
+    plain = fit(config_for(60, precision="bf16", learning_rate=1e-2), inputs, execution, "bf16")
     assert metrics_of(low)[-1] != metrics_of(plain)[-1]
     assert low.count("heldout_loss") == pytest.approx(plain.count("heldout_loss"), abs=0.05)
     assert list(torch.load(low.file("model.pt"), weights_only=True)) == list(torch.load(plain.file("model.pt"), weights_only=True))

@@ -1,5 +1,7 @@
 """What is logged while a model trains: records, TensorBoard, Weights & Biases."""
 
+# ruff: noqa: F811  (fixtures of another module are names of this one)
+
 import dataclasses
 import json
 import math
@@ -8,7 +10,7 @@ import types
 from typing import Any
 
 import pytest
-from test_train import _size, config_for, fit, inputs, metrics_of, stop_before  # noqa: F401  fixtures among them
+from test_train import _size, config_for, fit, inputs, metrics_of, stop_before  # noqa: F401
 
 import training.watch
 from craw4llm.artifact import Artifact
@@ -60,7 +62,7 @@ def watched(execution: Execution, monkeypatch: pytest.MonkeyPatch) -> Execution:
     return dataclasses.replace(execution, tensorboard=execution.root / "board", wandb="crawls", validate_steps=4)
 
 
-def test_tensorboard_and_wandb_see_every_line_once(inputs: dict[str, Artifact], watched: Execution) -> None:  # noqa: F811
+def test_tensorboard_and_wandb_see_every_line_once(inputs: dict[str, Artifact], watched: Execution) -> None:
     artifact = fit(config_for(9), inputs, watched)
     metrics = metrics_of(artifact)
     (writer,), (run,) = Writer.made, Run.made
@@ -78,7 +80,7 @@ def test_tensorboard_and_wandb_see_every_line_once(inputs: dict[str, Artifact], 
     assert [(s, v["loss"]) for s, v in run.logged if "loss" in v] == writer.scalars["train/loss"]
 
 
-def test_a_run_that_goes_on_is_the_same_run_there(inputs: dict[str, Artifact], watched: Execution) -> None:  # noqa: F811
+def test_a_run_that_goes_on_is_the_same_run_there(inputs: dict[str, Artifact], watched: Execution) -> None:
     stop_before(5, config_for(9), inputs, watched)
     fit(config_for(9), inputs, watched, "cut")
     first, second = Run.made
@@ -89,7 +91,7 @@ def test_a_run_that_goes_on_is_the_same_run_there(inputs: dict[str, Artifact], w
 
 @pytest.mark.parametrize(("option", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
 def test_a_package_that_is_not_there_is_named(
-    inputs: dict[str, Artifact], execution: Execution, monkeypatch: pytest.MonkeyPatch, option: str, module: str  # noqa: F811
+    inputs: dict[str, Artifact], execution: Execution, monkeypatch: pytest.MonkeyPatch, option: str, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     asked = dataclasses.replace(execution, **{option: execution.root / "x" if option == "tensorboard" else "x"})
@@ -97,7 +99,7 @@ def test_a_package_that_is_not_there_is_named(
         fit(config_for(3), inputs, asked)
 
 
-def test_tensorboard_reads_what_is_written(inputs: dict[str, Artifact], execution: Execution) -> None:  # noqa: F811
+def test_tensorboard_reads_what_is_written(inputs: dict[str, Artifact], execution: Execution) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     artifact = fit(config_for(9), inputs, dataclasses.replace(execution, tensorboard=execution.root / "board"))
     read = events.EventAccumulator(str(execution.root / "board" / "model"))
@@ -107,13 +109,13 @@ def test_tensorboard_reads_what_is_written(inputs: dict[str, Artifact], executio
     assert last.value == pytest.approx(metrics_of(artifact)[8]["loss"])
 
 
-def test_a_short_run_has_a_line_of_speed(inputs: dict[str, Artifact], execution: Execution) -> None:  # noqa: F811
+def test_a_short_run_has_a_line_of_speed(inputs: dict[str, Artifact], execution: Execution) -> None:
     lines = [json.loads(line) for line in fit(config_for(9), inputs, execution).file("speed.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [8]
     assert lines[0]["tokens_per_s"] > 0 and 0 <= lines[0]["data_wait_share"] <= 1
 
 
-def test_bits_per_byte_of_packed_pages(inputs: dict[str, Artifact], execution: Execution) -> None:  # noqa: F811
+def test_bits_per_byte_of_packed_pages(inputs: dict[str, Artifact], execution: Execution) -> None:
     """Every token of the held-out pages of these tests stands for three bytes."""
     artifact = fit(config_for(9), inputs, execution)
     assert artifact.count("heldout_bits_per_byte") == pytest.approx(artifact.count("heldout_loss") / math.log(2) / 3)
