@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -97,6 +97,13 @@ def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, roo
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Training processes, one device each.")
 @click.option("--save-every", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds between saved training states.")
 @click.option("--keep-states", type=click.IntRange(1), default=2, show_default=True, help="Training states kept while a run lasts.")
+@click.option("--milestone-every", type=click.IntRange(0), default=0, help="Keep training states at multiples of so many steps.")
+@click.option("--validate-every", type=click.IntRange(0), default=0, help="Steps between two held-out losses (0: at the end).")
+@click.option("--parallel", type=click.Choice(["ddp", "fsdp"]), default="ddp", show_default=True, help="Ranks hold all, or parts.")
+@click.option("--loader-workers", type=click.IntRange(0), default=1, show_default=True, help="Threads that read batches ahead.")
+@click.option("--shards-from", default="", help="Address of a copy of the artifact root, for training shards that are not here.")
+@click.option("--tensorboard", type=click.Path(file_okay=False, path_type=Path), help="A folder for TensorBoard's files.")
+@click.option("--wandb", default="", help="A Weights & Biases project to log training to.")
 @click.option("--compile/--no-compile", default=None, help="torch.compile the model (default: on CUDA).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per stage: what it made and where; all else goes to stderr.")
 def run(
@@ -115,6 +122,13 @@ def run(
     ranks: int,
     save_every: float,
     keep_states: int,
+    milestone_every: int,
+    validate_every: int,
+    parallel: Literal["ddp", "fsdp"],
+    loader_workers: int,
+    shards_from: str,
+    tensorboard: Path | None,
+    wandb: str,
     compile: bool | None,
     as_json: bool,
 ) -> None:
@@ -132,6 +146,13 @@ def run(
         ranks=ranks,
         save_every_s=save_every,
         keep_states=keep_states,
+        milestone_steps=milestone_every,
+        validate_steps=validate_every,
+        parallel=parallel,
+        loader_workers=loader_workers,
+        shards_from=shards_from,
+        tensorboard=tensorboard,
+        wandb=wandb,
         compile=compile,
     )
     planned = runner.make_plan(graph, execution)
