@@ -148,11 +148,38 @@ ScorerSource = External | SyntheticText | Length | UrlFeature | GraphMeasure | E
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HtmlLimits:
+    """What reading one HTML page may take; a page that takes more is a reject with its reason (craw4llm.corpus.extraction).
+
+    page_bytes: HTML after HTTP decoding. page_seconds: processor time. memory_bytes: address space.
+    """
+
+    page_bytes: int = 5_000_000
+    page_seconds: float = 20.0
+    memory_bytes: int = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarcArchive:
+    """WARC files with what Common Crawl derives from them (craw4llm.corpus.warc). A WARC file or folder as a plain source has the defaults.
+
+    files: one file, or a folder of WARC, WET and WAT files. text: where the folder has a WET record of a page too, its text is the page's
+        main content ("html"), or the record's ("wet"). links: likewise the page's ("html") or the WAT record's ("wat").
+    Pages of WET files whose WARC file is not there have the text of the WET record, and the links of the WAT record where there is one.
+    """
+
+    files: External
+    text: Literal["html", "wet"] = "html"
+    links: Literal["html", "wat"] = "html"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig(Config):
     """-> page table, texts, link graph, held-out ids.
 
     source: a Parquet file with url, text, outlinks; a folder with web.json (an HTML tree, or where none could be had, the recipe of
-        a synthetic web); or SyntheticWeb.
+        a synthetic web); a WARC file or a folder of them, or WarcArchive with its choices; or SyntheticWeb.
+    html: limits for reading an HTML page (HTML tree and WARC).
     heldout_fraction: share of the pages drawn by hash of their URL, before any policy: never crawlable, never selected.
     heldout_min_chars: a page with less text is never drawn as held-out.
     dangling_links: links to URLs that the corpus does not hold are "dead" (requested once, counted as a fetch) or "outside"
@@ -161,7 +188,8 @@ class CorpusConfig(Config):
     """
 
     stage: ClassVar[str] = "corpus"
-    source: External | SyntheticWeb
+    source: External | SyntheticWeb | WarcArchive
+    html: HtmlLimits = HtmlLimits()
     heldout_fraction: float = 0.01
     heldout_min_chars: int = 200
     dangling_links: Dangling = "dead"
@@ -174,6 +202,10 @@ class CorpusConfig(Config):
             raise self.refuse("dangling_links", "dead or outside")
         if self.max_text_chars < 1:
             raise self.refuse("max_text_chars", "at least 1")
+        if self.html.page_bytes < 1 or not 0 < self.html.page_seconds <= 3600 or self.html.memory_bytes < 64 << 20:
+            raise self.refuse("html", "page_bytes of at least 1, page_seconds above 0 and up to 3600, memory_bytes of at least 64 MiB")
+        if isinstance(self.source, WarcArchive) and (self.source.text not in ("html", "wet") or self.source.links not in ("html", "wat")):
+            raise self.refuse("source", "text html or wet, and links html or wat")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,11 @@
         extractor.read([(html bytes, None), (HTTP body, [("content-type", "text/html; charset=..."), ...])])
             -> [HtmlPage(text, base, links, anchors, flags, canonical, signals), "timeout", ...]     in the order given
 
-A batch goes to the child at once; it answers page by page. A page has `page_seconds` of the child's processor time (a timer of the kernel
-ends the process, in the middle of a C library too; a busy machine takes no time away), `memory_bytes` of address space beyond what the child
-has at its start, and `page_bytes` of HTML after HTTP decoding. When a child ends, the page it was at is read once more, alone, in a new child: so
-what becomes of a page does not depend on its neighbours, but for pages at the very edge of a limit of time. If that child ends too the
-page is "timeout", "out_of_memory" or "crashed", and the next child goes on behind it.
+A batch goes to the child at once; it answers page by page. A page has `page_seconds` of the child's processor time (a timer of the
+kernel ends the process, in the middle of a C library too; a busy machine takes no time away), `memory_bytes` of address space beyond
+what the child has at its start, and `page_bytes` of HTML after HTTP decoding. When a child ends, the page it was at is read once more,
+alone, in a new child: so what becomes of a page does not depend on its neighbours, but for pages at the very edge of the limit of time.
+If that child ends too the page is "timeout", "out_of_memory" or "crashed", and the next child goes on behind it.
 
 Text: resiliparse, main content (the same for every kind of source).
 """
@@ -40,6 +40,7 @@ Headers = list[tuple[str, str]]
 Given = tuple[bytes, Headers | None]  # a file's bytes and None, or an HTTP body and its headers (lower-case name, value)
 NOT_HTML = "not_html"  # of a body whose type nothing states, and which does not begin as HTML does: no reject
 
+DEFAULT_LIMITS = HtmlLimits()
 READ_PAGE = "craw4llm.corpus.extraction:read_page"
 BATCH_PAGES = 32
 BATCH_BYTES = 4 << 20
@@ -195,8 +196,8 @@ class Extractor:
         code = self._child.wait()
         self._said.seek(0)
         said = self._said.read()[-4096:]
-        if code > 0 and b"ImportError" in said or b"ModuleNotFoundError" in said:
-            raise StageError(f"corpus: the process that reads HTML pages cannot start: {said.decode(errors='replace').strip()[-500:]}")
+        if code > 0 and b"MemoryError" not in said:  # an exception of ours: it would fail every page
+            raise StageError(f"corpus: the process that reads HTML pages failed: {said.decode(errors='replace').strip()}")
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
             return "timeout"
         if any(word in said for word in _FAILED_ALLOCATION):

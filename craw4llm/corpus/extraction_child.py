@@ -35,7 +35,9 @@ def serve() -> None:
             signal.setitimer(signal.ITIMER_PROF, page_seconds)
             answer = read(data, headers, page_bytes)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            message = marshal.dumps(dataclasses.astuple(answer) if dataclasses.is_dataclass(answer) else answer)
+            message = marshal.dumps(
+                answer if isinstance(answer, str) else [getattr(answer, field.name) for field in dataclasses.fields(answer)]
+            )
             answers.write(_LENGTH.pack(len(message)) + message)
             answers.flush()
 

@@ -2,9 +2,9 @@
 
     decode_body([("content-encoding", "gzip"), ...], body, 5_000_000)   -> bytes; raises BodyError("too_large" or "bad_encoding")
 
-Archives keep a response as it was sent, or undo the coding and leave the header standing. So a coding counts only where the body shows it:
-chunks begin with a length, gzip, zlib and zstd with their magic number; a body that is no brotli stream and looks like HTML is taken as it is.
-Nothing beyond the limit is held, whatever a body would grow to.
+Archives keep a response as it was sent, or undo the coding and leave the header standing. So a coding counts only where the body
+shows it: chunks begin with a length, gzip and zstd with their magic number; a body that is no brotli stream and looks like HTML is taken
+as it is. Nothing beyond the limit is held, whatever a body would grow to.
 """
 
 import io
@@ -52,7 +52,7 @@ def _joined(body: bytes) -> bytes:
     """Chunks joined; a body that does not begin with a chunk's length was joined before."""
     if not _CHUNK_LENGTH.match(body):
         return body
-    parts = []
+    parts: list[bytes] = []
     at = 0
     while length := _CHUNK_LENGTH.match(body, at):
         size = int(length[1], 16)

@@ -47,6 +47,9 @@ _ROBOTS = {
 }
 _ROBOTS_WITH_VALUE = frozenset(("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"))
 _NO_TRAINING = re.compile(r"(?:^|[\s,;])(?:ai-train|train-ai|train-genai)\s*=\s*(?:n|no)(?:$|[\s,;])", re.I)
+_BODY, _BOILERPLATE, _NOFOLLOW, _REFRESHED = (
+    int(flag) for flag in (LinkFlag.BODY, LinkFlag.BOILERPLATE, LinkFlag.NOFOLLOW, LinkFlag.REFRESH)
+)
 _UNFLAGGED_REACH = 20_000  # an anchor is looked for in so many characters of the main text, behind the one before
 
 
@@ -145,11 +148,11 @@ def read_markup(page: str) -> Markup:
                     open_anchor = None
                 if "href" not in attributes:
                     continue
-                flags = LinkFlag.BOILERPLATE if any(boilerplate.values()) else LinkFlag(0)
-                if not {"nofollow", "ugc", "sponsored"}.isdisjoint(attributes.get("rel", "").lower().split()):
-                    flags |= LinkFlag.NOFOLLOW
+                flags = _BOILERPLATE if any(boilerplate.values()) else 0
+                if "rel" in attributes and not {"nofollow", "ugc", "sponsored"}.isdisjoint(attributes["rel"].lower().split()):
+                    flags |= _NOFOLLOW
                 found.links.append(attributes["href"].strip())
-                found.flags.append(int(flags))
+                found.flags.append(flags)
                 found.anchors.append(_folded(attributes.get("alt", "")) if tag == "area" else "")
                 open_anchor = at if tag == "a" else None
             elif tag == "base":
@@ -166,7 +169,7 @@ def read_markup(page: str) -> Markup:
 def links_of(page: str) -> tuple[str | None, list[str]]:
     """(base, hrefs of every <a> and <area>) of a page, as written."""
     markup = read_markup(page)
-    return markup.base, [link for link, flag in zip(markup.links, markup.flags, strict=True) if not flag & LinkFlag.REFRESH]
+    return markup.base, [link for link, flag in zip(markup.links, markup.flags, strict=True) if not flag & _REFRESHED]
 
 
 def place_links(markup: Markup, text: str) -> None:
@@ -178,13 +181,13 @@ def place_links(markup: Markup, text: str) -> None:
     text = " ".join(text.split())
     place = 0
     for k, anchor in enumerate(markup.anchors):
-        if not anchor or markup.flags[k] & (LinkFlag.BOILERPLATE | LinkFlag.REFRESH):
+        if not anchor or markup.flags[k] & (_BOILERPLATE | _REFRESHED):
             continue
         at = _find_words(text, anchor, place)
         if at < 0:
-            markup.flags[k] |= LinkFlag.BOILERPLATE
+            markup.flags[k] |= _BOILERPLATE
         else:
-            markup.flags[k] |= LinkFlag.BODY
+            markup.flags[k] |= _BODY
             place = at + len(anchor)
 
 
@@ -229,16 +232,16 @@ def _meta(attributes: dict[str, str], found: Markup, in_anchor: bool) -> None:
     name = (attributes.get("name") or attributes.get("http-equiv") or "").strip().lower()
     content = attributes.get("content", "")
     if name == "robots":
-        found.signals |= _robots(content)
+        found.signals |= int(_robots(content))
     elif name == "tdm-reservation" and content.strip() == "1":
-        found.signals |= Signal.TDM_RESERVED
+        found.signals |= int(Signal.TDM_RESERVED)
     elif name in ("content-usage", "content-signal") and _NO_TRAINING.search(content):
-        found.signals |= Signal.NO_TRAIN
+        found.signals |= int(Signal.NO_TRAIN)
     elif attributes.get("http-equiv", "").strip().lower() == "refresh" and not in_anchor:
         target = _REFRESH.fullmatch(content.strip())
         if target and (url := (target[1] or target[2] or target[3] or "").strip()):
             found.links.append(url)
-            found.flags.append(int(LinkFlag.REFRESH))
+            found.flags.append(_REFRESHED)
             found.anchors.append("")
 
 

@@ -18,9 +18,20 @@ REASONS: Mapping[str, str] = {
     "duplicate_url": "a record before it has the same canonical URL",
     "text_not_string": "the text is neither a string nor null",
     "invalid_unicode": "the text or the URL is no valid Unicode (broken UTF-8, a lone surrogate)",
-    "too_large": "the file is larger than an HTML page may be",
+    "links_misaligned": "anchors or link_flags has not one entry for each link",
+    "not_json": "the line is no JSON object",
+    "cut_off": "the file ends within the record",
+    "damaged": "the file cannot be read from here on",
+    "too_large": "the file or record is larger than a page may be",
     "unparsable": "the HTML parser or the text extraction failed",
     "unreadable": "the file cannot be read",
+    "misframed": "the record's stated length does not lead to its end",
+    "bad_digest": "the record has not the digest that it states",
+    "truncated": "the crawler kept only the beginning of the page (WARC-Truncated, other than by length)",
+    "bad_encoding": "the HTTP body is not in the transfer or content coding that its header names",
+    "timeout": "reading the page took more processor time than a page may",
+    "out_of_memory": "reading the page took more memory than a page may",
+    "crashed": "reading the page ended the process that did it",
 }
 
 

@@ -2,7 +2,7 @@
 
     for record in read_records(Path("CC-MAIN-00000.warc.gz")):
         record   -> WarcRecord(offset=940, version="1.0", headers={"warc-type": "response", ...}, block=b"HTTP/1.1 200 OK...", length=36578)
-                    Damage(offset=12685, url="http://...", reason="cut")
+                    Damage(offset=12685, url="http://...", reason="cut_off")
 
     file -> segments (gzip members from one that begins with "WARC/" up to the next such; a plain file is one segment)
          -> records (head, Content-Length bytes, CRLF CRLF)
@@ -13,9 +13,9 @@ that begins a record. A record never reaches over the beginning of a member that
 takes no other page's text. gzip's checksum is verified before a record is given out; where many records share one member, the member is
 read once more for that, and in one that fails only records with a valid WARC-Block-Digest are given out.
 
-Framing is not left to FastWARC: on a wrong length or a damaged member its iterator ends, and the rest of the file is lost (tests compare the
-two on every intact sample). Files of WARC 0.x (ClueWeb09 and its derivatives) may have wrong lengths throughout: there a record whose
-length is wrong ends where the next line `WARC/0.x` begins.
+Framing is not left to FastWARC: on a wrong length or a damaged member its iterator ends, and the rest of the file is lost (tests compare
+the two on every intact sample). Files of WARC 0.x (ClueWeb09 and its derivatives) may have wrong lengths throughout: there a record
+whose length is wrong ends where the next line `WARC/0.x` begins.
 
 An offset is that of the gzip member in the compressed file, or of the record in a plain file.
 """
@@ -32,7 +32,7 @@ from typing import BinaryIO, Literal
 
 from craw4llm.errors import InputError
 
-Ended = Literal["clean", "cut", "damaged"]
+Ended = Literal["clean", "cut_off", "damaged"]
 
 MAX_HEAD_BYTES = 65_536
 BLOCK_BYTES = 16 << 20  # more of a block is not kept
@@ -79,7 +79,7 @@ class WarcRecord:
 
 @dataclasses.dataclass(slots=True)
 class Damage:
-    """A record that cannot be read. url: "" where its head does not tell. reason: "cut", "misframed" or "damaged"."""
+    """A record that cannot be read. url: "" where its head does not tell. reason: "cut_off", "misframed" or "damaged"."""
 
     offset: int
     url: str
@@ -87,7 +87,10 @@ class Damage:
 
 
 def read_records(path: Path, start: int = 0, end: int | None = None, block_bytes: int = BLOCK_BYTES) -> Iterator[WarcRecord | Damage]:
-    """The records that begin in the bytes [start, end) of a file, in order. start: one of `boundaries`, or 0. Raises OSError, InputError."""
+    """The records that begin in the bytes [start, end) of a file, in order. start: 0, one of `boundaries`, or a record's offset.
+
+    Raises OSError, InputError.
+    """
     with path.open("rb") as file:
         check_kind(path, file)
         source = _gzip_or_plain(file, start)
@@ -297,6 +300,7 @@ class _Gzip(_Segments):
         self._file = file
         self._next: int | None = start
         self._first = True
+        self._pending = b""
         self._open(start)
         self._members: list[tuple[int, int]] = []  # (position in the segment, offset in the file) of each
         self._verified = 0
@@ -332,7 +336,7 @@ class _Gzip(_Segments):
             compressed = self._pending or self._file.read(_READ_BYTES)
             self._pending = b""
             if not compressed:
-                self.ended, self._next = "cut", self._search(at + 1)  # a wrong length in gzip's own blocks can look like the end
+                self.ended, self._next = "cut_off", self._search(at + 1)  # a wrong length in gzip's own blocks can look like the end
                 return False
             try:
                 out = self._inflate.decompress(compressed, _PIECE_BYTES)
@@ -455,7 +459,7 @@ def _records(source: _Segments, end: int | None, block_bytes: int) -> Iterator[W
             at += 1
         source.drop(at)
         if not source.fill(at + 1):
-            if source.ended in ("cut", "damaged") and not said:
+            if source.ended in ("cut_off", "damaged") and not said:
                 yield Damage(source.offset_of(at), "", source.ended)
             return
         offset = source.offset_of(at)
@@ -503,11 +507,11 @@ def _record(source: _Segments, at: int, offset: int, block_bytes: int) -> tuple[
         source.rewind(body)
     if record.version.startswith("0.") and (old := _old_record(source, body, record, block_bytes)):
         return record, old
-    return Damage(offset, record.url, "misframed" if whole else _why(source, "cut")), body
+    return Damage(offset, record.url, "misframed" if whole else _why(source, "cut_off")), body
 
 
 def _why(source: _Segments, otherwise: str) -> str:
-    return source.ended if source.ended in ("cut", "damaged") else otherwise
+    return source.ended if source.ended in ("cut_off", "damaged") else otherwise
 
 
 def _is_end(source: _Segments, end: int) -> bool:
