@@ -23,17 +23,35 @@ _BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xfe\xff", "utf-16-be"), (b"\xff\xfe", "
 _META = re.compile(rb"<meta\b[^>]*?\bcharset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]+)", re.I)
 _META_BYTES = 1024  # HTML standard, 13.2.3.2: the prescan looks at the first 1,024 bytes
 
-# A comment; the end of an element that matters for its links; the beginning of any element.
-_OPENING = re.compile(r"<(?:!--|/(a|nav|header|footer|aside|main|article)(?=[\s/>])|([A-Za-z][^\s/>]*+))", re.I)
 _RAW_TEXT = "script style title textarea xmp iframe noembed noframes"  # elements that hold text only: HTML standard, 13.2.6
 _RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.I) for name in _RAW_TEXT.split()}
-# Possessive, so that a tag which never ends is read once.
-_REST_OF_TAG = re.compile(r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+>")
+_PLACE_NAMES = "nav|header|footer|aside|main|article"
+_READ_NAMES = f"a|area|base|link|meta|{_PLACE_NAMES}|{_RAW_TEXT.replace(' ', '|')}"
+
+
+def _either_case(names: str) -> str:
+    """A pattern for names in upper or lower case, by first letter, the longest first."""
+    by_letter: dict[str, list[str]] = {}
+    for name in sorted(names.split("|"), key=len, reverse=True):
+        by_letter.setdefault(name[0], []).append("".join(f"[{letter}{letter.upper()}]" for letter in name[1:]))
+    return "|".join(f"[{letter}{letter.upper()}](?:{'|'.join(rest)})" for letter, rest in by_letter.items())
+
+
+# The inside of a tag behind its name. Possessive, like all of this, so that a tag which never ends is read once.
+_INSIDE = r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+"
+# Over text, tags of no interest (whole ones, since "<a href" in a quoted attribute is no tag) and lone "<" to what matters: a comment, the
+# end of an element, or a tag with its inside (and the text of a link that has nothing but text). One match for each of these, not one for
+# every tag; letters in both cases, not re.I: half the time.
+_CLOSED = _either_case(f"a|{_PLACE_NAMES}")
+_OPENED = _either_case(_READ_NAMES)
+_NEXT = re.compile(
+    rf"(?:[^<]++|<(?!!--|/(?:{_CLOSED})[\s/>]|[A-Za-z])|<(?!(?:{_OPENED})[\s/>])[A-Za-z][^\s/>]*+{_INSIDE}>)*+"
+    rf"<(?:(!--)|/({_CLOSED})(?=[\s/>])|({_OPENED})(?=[\s/>])({_INSIDE})>(?:([^<]*+)</[aA]>)?)"
+)
 _ATTRIBUTE = re.compile(r"([^\s/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]*)))?")
 _TAG_IN_ANCHOR = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1[^>]*>|<[A-Za-z/!][^>]*>", re.I | re.S)
 
-_PLACES = frozenset(("nav", "header", "footer", "aside", "main", "article"))
-_READ = _PLACES | {"a", "area", "base", "link", "meta"}
+_PLACES = frozenset(_PLACE_NAMES.split("|"))
 _REFRESH = re.compile(r"\s*[\d.]*\s*[;,]?\s*(?:url\s*=\s*)?(?:\"([^\"]*)|'([^']*)|(\S.*))", re.I | re.S)  # HTML standard, 4.2.5.3
 
 _ROBOTS = {
@@ -50,6 +68,7 @@ _NO_TRAINING = re.compile(r"(?:^|[\s,;])(?:ai-train|train-ai|train-genai)\s*=\s*
 _BODY, _BOILERPLATE, _NOFOLLOW, _REFRESHED = (
     int(flag) for flag in (LinkFlag.BODY, LinkFlag.BOILERPLATE, LinkFlag.NOFOLLOW, LinkFlag.REFRESH)
 )
+_NO_FOLLOWING = frozenset(("nofollow", "ugc", "sponsored"))
 _UNFLAGGED_REACH = 20_000  # an anchor is looked for in so many characters of the main text, behind the one before
 
 
@@ -80,18 +99,21 @@ def decode(data: bytes, charset: str | None = None) -> str:
         if data.startswith(mark):
             return data[len(mark) :].decode(encoding, errors="replace")
     named = _encoding(charset) if charset else None
-    if named and (named != "utf-8" or _is_mostly_utf8(data)):
+    if named and named != "utf-8":
         return data.decode(named, errors="replace")
+    utf8 = _utf8(data)
+    if named and utf8 is not None:
+        return utf8
+    if named and _is_mostly_utf8(data):
+        return data.decode("utf-8", errors="replace")
     declared = _META.search(data, 0, _META_BYTES)
     if declared:
         named = _encoding(declared[1].decode("ascii"))
         if named:
             # HTML standard, 13.2.3.2: a page whose bytes could be read as ASCII to find this is no UTF-16
             return data.decode("utf-8" if named.startswith("utf-16") else named, errors="replace")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        pass
+    if utf8 is not None:
+        return utf8
     if named:
         return data.decode(named, errors="replace")
     return str(bytes_to_str(data, detect_encoding(data) or "cp1252", errors="replace"))
@@ -100,69 +122,65 @@ def decode(data: bytes, charset: str | None = None) -> str:
 def read_markup(page: str) -> Markup:
     """Links, base, canonical address and signals of a page. Time is linear in the page."""
     found = Markup()
-    boilerplate = {"nav": 0, "header": 0, "footer": 0, "aside": 0}
+    boilerplate = {"nav": 0, "header": 0, "footer": 0, "aside": 0}  # how many of each are open
+    inside = False  # whether any is
     content = 0  # depth of <main> and <article>, whose headers and footers are their own
-    open_anchor: int | None = None  # where the text of the last link begins
+    open_anchor = -1  # where the text of the last link begins
     at = 0
-    while opening := _OPENING.search(page, at):
-        # Whatever does not end swallows the rest of the page, as in a browser; so the time is linear in the page.
-        tag = opening[1] or opening[2]
-        if not tag:
-            at = page.find("-->", opening.start() + 2) + 3  # "<!-->" is a whole comment
+    # Whatever does not end swallows the rest of the page, as in a browser; so the time is linear in the page.
+    while token := _NEXT.match(page, at):
+        comment, closed, opened, attributes, text = token.groups()
+        at = token.end()
+        if comment:
+            at = page.find("-->", at - 2) + 3  # "<!-->" is a whole comment
             if at < 3:
                 break
             continue
-        tag = tag.lower()
-        if opening[1]:
-            at = opening.end()
-            if tag == "a":
-                if open_anchor is not None:
-                    found.anchors[-1] = _anchor(page, open_anchor, opening.start())
-                    open_anchor = None
-            elif tag in boilerplate:
-                boilerplate[tag] = max(0, boilerplate[tag] - 1)
+        tag = (closed or opened).lower()
+        if text is not None and tag != "a":
+            at = token.end(4) + 1  # the text is that of a link around this element
+        if tag in _PLACES:
+            step = -1 if closed else 1
+            if tag in ("main", "article"):
+                content = max(0, content + step)
+                if opened:
+                    boilerplate = dict.fromkeys(boilerplate, 0)  # neither stands within a navigation; one that is open was not closed
+            elif closed or not content or tag in ("nav", "aside"):
+                boilerplate[tag] = max(0, boilerplate[tag] + step)
+            inside = any(boilerplate.values())
+        elif tag in ("a", "area"):
+            if open_anchor >= 0:  # a link within a link ends it: HTML standard, 13.2.6.4.7
+                found.anchors[-1] = _anchor(page, open_anchor, token.start(2) - 2 if closed else token.start(3) - 1)
+                open_anchor = -1
+            if closed:
+                continue
+            given = _attributes(attributes)
+            if "href" not in given:
+                continue
+            flags = _BOILERPLATE if inside else 0
+            if "rel" in given and not _NO_FOLLOWING.isdisjoint(given["rel"].lower().split()):
+                flags |= _NOFOLLOW
+            found.links.append(given["href"].strip())
+            found.flags.append(flags)
+            if tag == "area":
+                found.anchors.append(_folded(given.get("alt", "")))
+            elif text is not None:
+                found.anchors.append(_folded(html.unescape(text) if "&" in text else text))
             else:
-                content = max(0, content - 1)
-            continue
-        rest = _REST_OF_TAG.match(page, opening.end())
-        if not rest:
-            break
-        at = rest.end()
-        if tag in _RAW_END:
+                found.anchors.append("")
+                open_anchor = at
+        elif tag in _RAW_END:
             end = _RAW_END[tag].search(page, at)
             if not end:
                 break
             at = end.end()
-        elif tag in _READ:
-            if tag in _PLACES:
-                if tag in ("main", "article"):
-                    content += 1
-                    boilerplate = dict.fromkeys(boilerplate, 0)  # neither stands within a navigation; one that is open was not closed
-                elif not content or tag in ("nav", "aside"):
-                    boilerplate[tag] += 1
-                continue
-            attributes = _attributes(rest[0][:-1])
-            if tag in ("a", "area"):
-                if open_anchor is not None:  # a link within a link ends it: HTML standard, 13.2.6.4.7
-                    found.anchors[-1] = _anchor(page, open_anchor, opening.start())
-                    open_anchor = None
-                if "href" not in attributes:
-                    continue
-                flags = _BOILERPLATE if any(boilerplate.values()) else 0
-                if "rel" in attributes and not {"nofollow", "ugc", "sponsored"}.isdisjoint(attributes["rel"].lower().split()):
-                    flags |= _NOFOLLOW
-                found.links.append(attributes["href"].strip())
-                found.flags.append(flags)
-                found.anchors.append(_folded(attributes.get("alt", "")) if tag == "area" else "")
-                open_anchor = at if tag == "a" else None
-            elif tag == "base":
-                if found.base is None and "href" in attributes:
-                    found.base = attributes["href"].strip()
-            elif tag == "link":
-                if found.canonical is None and "canonical" in attributes.get("rel", "").lower().split() and attributes.get("href"):
-                    found.canonical = attributes["href"].strip()
-            else:
-                _meta(attributes, found, open_anchor is not None)
+        elif tag == "meta":
+            _meta(_attributes(attributes), found, open_anchor >= 0)
+        elif tag == "base":
+            if found.base is None and "href" in (given := _attributes(attributes)):
+                found.base = given["href"].strip()
+        elif found.canonical is None and "canonical" in (given := _attributes(attributes)).get("rel", "").lower().split():
+            found.canonical = given.get("href", "").strip() or None
     return found
 
 
@@ -248,15 +266,17 @@ def _meta(attributes: dict[str, str], found: Markup, in_anchor: bool) -> None:
 def _attributes(tag: str) -> dict[str, str]:
     """Attributes by lower-case name, the first of each, entities resolved."""
     found: dict[str, str] = {}
-    for attribute in _ATTRIBUTE.finditer(tag):
-        value = attribute[2] or attribute[3] or attribute[4] or ""
-        found.setdefault(attribute[1].lower(), html.unescape(value) if "&" in value else value)
+    for name, *values in reversed(_ATTRIBUTE.findall(tag)):
+        value = "".join(values)  # one of them, in double quotes, in single quotes, or without
+        found[name.lower()] = html.unescape(value) if "&" in value else value
     return found
 
 
 def _anchor(page: str, start: int, end: int) -> str:
     text = page[start : min(end, start + 16 * MAX_ANCHOR_CHARS)]
-    return _folded(html.unescape(_TAG_IN_ANCHOR.sub(" " if "<br" in text else "", text) if "<" in text else text))
+    if "<" in text:
+        text = _TAG_IN_ANCHOR.sub(" " if "<br" in text else "", text)
+    return _folded(html.unescape(text) if "&" in text else text)
 
 
 def _folded(text: str) -> str:
@@ -282,12 +302,14 @@ def _encoding(label: str) -> str | None:
     return map_encoding_to_html5(label.strip(" \t\"'"), fallback_utf8=False)
 
 
+def _utf8(data: bytes) -> str | None:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
 def _is_mostly_utf8(data: bytes) -> bool:
     """Whether at least four of five characters beyond ASCII are UTF-8: a page that was cut, or quotes another encoding, still is."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        text = data.decode("utf-8", errors="replace")
-        bad = text.count("\ufffd")
-        return 5 * bad <= sum(character > "\x7f" for character in text)
-    return True
+    text = data.decode("utf-8", errors="replace")
+    return 5 * text.count("\ufffd") <= sum(character > "\x7f" for character in text)
