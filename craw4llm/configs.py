@@ -28,6 +28,10 @@ Policy = Literal[
 ]
 Knowledge = Literal["target_text", "full_graph", "live"]
 Dangling = Literal["dead", "outside"]
+Obeyed = Literal["no_train", "noai", "noarchive", "noindex", "nosnippet", "tdm_reserved"]  # craw4llm.corpus.records.Signal
+Column = Literal[
+    "url", "text", "outlinks", "anchors", "link_flags", "doc_id", "language", "canonical", "signals", "score", "package"
+]  # of Parquet and JSON lines: docs/corpus.md
 Found = Literal["off", "report", "drop"]  # what is done about copies
 
 # What a policy may know when it orders the frontier (docs/artifacts.md, "Policies"). `target_text` costs a fetch per discovered page.
@@ -174,30 +178,59 @@ class WarcArchive:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class UrlRules:
+    """What is one page, beyond the URL standard's canonical form (craw4llm.corpus.urls).
+
+    query: parameters are "kept" as written, or "sorted" by name. drop_tracking: parameters of the shipped list (utm_source, gclid, ...)
+    are taken out.
+    """
+
+    query: Literal["kept", "sorted"] = "kept"
+    drop_tracking: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig(Config):
     """-> page table, texts, link graph, held-out ids.
 
-    source: a Parquet file with url, text, outlinks; a folder with web.json (an HTML tree, or where none could be had, the recipe of
-        a synthetic web); a WARC file or a folder of them, or WarcArchive with its choices; or SyntheticWeb.
-    html: limits for reading an HTML page (HTML tree and WARC).
+    source: a file or folder in one of the forms of docs/corpus.md; WarcArchive, an archive with its choices; or SyntheticWeb.
+    html: limits for reading one HTML page (HTML tree and WARC).
+    columns: (name that the corpus uses, name in the source) for Parquet and JSON lines whose fields are called otherwise.
     heldout_fraction: share of the pages drawn by hash of their URL, before any policy: never crawlable, never selected.
+    heldout_by: the hash is of each page's URL, or of its host, so that a host is held out whole.
     heldout_min_chars: a page with less text is never drawn as held-out.
     dangling_links: links to URLs that the corpus does not hold are "dead" (requested once, counted as a fetch) or "outside"
         (not followed, as the paper filters links that leave its collection).
     max_text_chars: the rest of a longer text is cut off, and counted.
+    url_rules: what counts as one URL. duplicates: of several records of one URL, the "first" or the "last" in the source's order is the
+        page; the others are rejects.
+    nofollow: links that their page marks nofollow, ugc or sponsored, and all links of a page whose owner says so, are followed like any
+        other, or dropped and counted.
+    obey: pages whose owner asks for one of these (a robots meta element or header, an AI preference) are left out, and counted.
+    max_reject_share: with a larger share of unusable records (repeats of a URL not counted) the build fails.
     """
 
     stage: ClassVar[str] = "corpus"
+    version: ClassVar[int] = 2
     source: External | SyntheticWeb | WarcArchive
     html: HtmlLimits = HtmlLimits()
+    columns: tuple[tuple[str, str], ...] = ()
     heldout_fraction: float = 0.01
+    heldout_by: Literal["page", "host"] = "page"
     heldout_min_chars: int = 200
     dangling_links: Dangling = "dead"
     max_text_chars: int = 100_000
+    url_rules: UrlRules = UrlRules()
+    duplicates: Literal["first", "last"] = "first"
+    nofollow: Literal["follow", "drop"] = "follow"
+    obey: tuple[Obeyed, ...] = ()
+    max_reject_share: float = 0.5
 
     def check(self) -> None:
         if not 0 <= self.heldout_fraction < 1:
             raise self.refuse("heldout_fraction", "at least 0 and under 1")
+        if self.heldout_by not in ("page", "host"):
+            raise self.refuse("heldout_by", "page or host")
         if self.dangling_links not in get_args(Dangling):
             raise self.refuse("dangling_links", "dead or outside")
         if self.max_text_chars < 1:
@@ -206,6 +239,19 @@ class CorpusConfig(Config):
             raise self.refuse("html", "page_bytes of at least 1, page_seconds above 0 and up to 3600, memory_bytes of at least 64 MiB")
         if isinstance(self.source, WarcArchive) and (self.source.text not in ("html", "wet") or self.source.links not in ("html", "wat")):
             raise self.refuse("source", "text html or wet, and links html or wat")
+        if self.url_rules.query not in ("kept", "sorted"):
+            raise self.refuse("url_rules", 'query "kept" or "sorted"')
+        if self.duplicates not in ("first", "last"):
+            raise self.refuse("duplicates", "first or last")
+        if self.nofollow not in ("follow", "drop"):
+            raise self.refuse("nofollow", "follow or drop")
+        if not set(self.obey) <= set(get_args(Obeyed)) or list(self.obey) != sorted(set(self.obey)):
+            raise self.refuse("obey", f"names in alphabetical order, of {', '.join(get_args(Obeyed))}")
+        if not 0 <= self.max_reject_share < 1:
+            raise self.refuse("max_reject_share", "at least 0 and under 1")
+        unknown = {name for name, _ in self.columns} - set(get_args(Column))
+        if unknown or len({name for name, _ in self.columns}) < len(self.columns):
+            raise self.refuse("columns", f"pairs (name, name in the source), each name once, of {', '.join(get_args(Column))}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

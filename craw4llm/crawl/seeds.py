@@ -67,7 +67,8 @@ def draw_seeds(corpus: Corpus, count: int, seed_set: int) -> Seeds:
 
     In the order of the hash, so a smaller draw is the beginning of a larger one. ConfigError where the corpus has fewer.
     """
-    usable = np.flatnonzero((corpus.n_bytes > 0) & ~corpus.heldout_mask[: corpus.n_pages])
+    has_text = corpus.n_bytes > 0
+    usable = np.flatnonzero((has_text | ~has_text.any()) & ~corpus.heldout_mask[: corpus.n_pages])  # a graph alone has no texts at all
     if len(usable) < count:
         raise ConfigError(
             f"crawl: seed_count is {count} but the corpus has {len(usable)} pages with text that are not held out; lower seed_count"
