@@ -231,6 +231,9 @@ def open_warc(
         root, paths = path.parent, [path]
     else:
         raise InputError(f"corpus: {path} does not exist (looked in {Path.cwd()}); give a WARC file or a folder of WARC files")
+    for archive in paths:
+        if archive.name.lower().endswith((".arc", ".arc.gz")):
+            raise InputError(f"corpus: {archive} is an ARC file by its name; only WARC is read (`warcio recompress` makes WARC of ARC)")
     files = _paired(root, paths)
     for one in files:
         for archive in (one.warc, one.wet, one.wat):

@@ -39,6 +39,7 @@ BLOCK_BYTES = 16 << 20  # more of a block is not kept
 CHUNK_BYTES = 32 << 20
 _READ_BYTES = 65_536
 _PIECE_BYTES = 1 << 20
+_CAREFUL_BYTES = 512
 _GZIP = b"\x1f\x8b\x08"
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
@@ -301,6 +302,7 @@ class _Gzip(_Segments):
         self._next: int | None = start
         self._first = True
         self._pending = b""
+        self._piece, self._skip = _PIECE_BYTES, 0
         self._open(start)
         self._members: list[tuple[int, int]] = []  # (position in the segment, offset in the file) of each
         self._verified = 0
@@ -339,11 +341,19 @@ class _Gzip(_Segments):
                 self.ended, self._next = "cut_off", self._search(at + 1)  # a wrong length in gzip's own blocks can look like the end
                 return False
             try:
-                out = self._inflate.decompress(compressed, _PIECE_BYTES)
+                out = self._inflate.decompress(compressed, self._piece)
             except zlib.error:
+                if self._piece > _CAREFUL_BYTES:  # zlib keeps what it has of a piece with a fault: once more, in small ones, up to the fault
+                    held = self.base + len(self.data) - self._members[-1][0]
+                    self._open(at)
+                    self._piece, self._skip = _CAREFUL_BYTES, held
+                    continue
                 self.ended, self._next = "damaged", self._search(at + 1)
                 return False
             self._pending = self._inflate.unconsumed_tail
+            if self._skip:
+                known = min(self._skip, len(out))
+                out, self._skip = out[known:], self._skip - known
             self.data += out
             if self._inflate.eof:
                 self._member_ended(self._file.tell() - len(self._inflate.unused_data))
@@ -382,6 +392,7 @@ class _Gzip(_Segments):
         self._file.seek(offset)
         self._inflate = zlib.decompressobj(31)
         self._pending = b""
+        self._piece, self._skip = _PIECE_BYTES, 0
 
     def _member_ended(self, end: int) -> None:
         """Decides what comes after a member that is whole: another of the segment, a new segment, or nothing."""
@@ -516,11 +527,11 @@ def _why(source: _Segments, otherwise: str) -> str:
 
 def _is_end(source: _Segments, end: int) -> bool:
     """Whether a record can end at `end`: what is there, and what comes after."""
-    source.fill(end + len(b"\r\n\r\nWARC/"))
-    rest = bytes(source.data[end - source.base : end - source.base + 9])
+    source.fill(end + 16)
+    rest = bytes(source.data[end - source.base : end - source.base + 16])
     for separator in _SEPARATORS:
         if rest.startswith(separator):
-            after = rest[len(separator) :]
+            after = rest[len(separator) :].lstrip(b"\r\n") if len(separator) == 4 else rest[len(separator) :]  # more empty lines
             if (after.startswith(b"WARC/") or source.is_border(end + len(separator))) and separator in _SEPARATORS[:2]:
                 return True
             if not after and source.ended is not None:
