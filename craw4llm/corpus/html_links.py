@@ -52,7 +52,9 @@ _ATTRIBUTE = re.compile(r"([^\s/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]*
 _TAG_IN_ANCHOR = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1[^>]*>|<[A-Za-z/!][^>]*>", re.I | re.S)
 
 _PLACES = frozenset(_PLACE_NAMES.split("|"))
-_REFRESH = re.compile(r"\s*[\d.]*\s*[;,]?\s*(?:url\s*=\s*)?(?:\"([^\"]*)|'([^']*)|(\S.*))", re.I | re.S)  # HTML standard, 4.2.5.3
+_REFRESH = re.compile(
+    r"\s*+[\d.]*+\s*+[;,]?+\s*+(?:url\s*+=\s*+)?+(?:\"([^\"]+)|'([^']+)|([^\s\"'].*))", re.I | re.S
+)  # HTML standard, 4.2.5.3
 
 _ROBOTS = {
     "noindex": Signal.NOINDEX,
@@ -256,7 +258,7 @@ def _meta(attributes: dict[str, str], found: Markup, in_anchor: bool) -> None:
     elif name in ("content-usage", "content-signal") and _NO_TRAINING.search(content):
         found.signals |= int(Signal.NO_TRAIN)
     elif attributes.get("http-equiv", "").strip().lower() == "refresh" and not in_anchor:
-        target = _REFRESH.fullmatch(content.strip())
+        target = _REFRESH.match(content)
         if target and (url := (target[1] or target[2] or target[3] or "").strip()):
             found.links.append(url)
             found.flags.append(_REFRESHED)

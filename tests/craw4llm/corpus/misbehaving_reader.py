@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import sys
-import time
 
 from craw4llm.corpus.extraction import Answer, Headers, HtmlPage, read_page
 
@@ -39,9 +38,6 @@ def read(data: bytes, headers: Headers | None, page_bytes: int) -> Answer:
         HELD.append(bytes(50_000_000))
     elif word == "need":
         return page(f"needed {len(bytes(60_000_000))}")
-    elif word == "once":  # hangs unless it is alone in a new child
-        if HELD:
-            time.sleep(3600)
     elif word == "print":
         print("a library prints on standard output")
         os.write(1, b"\x00" * 64)

@@ -1,13 +1,16 @@
 import gzip
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
+from fastwarc.stream_io import BrotliWriter, ZstdWriter
 
 from craw4llm.configs import HtmlLimits
 from craw4llm.corpus.extraction import Answer, Extractor, HtmlPage, read_page
@@ -131,10 +134,11 @@ def test_a_page_with_bad_bytes_keeps_its_encoding(shared: Path) -> None:
     data = (shared / "web_samples" / "encoding-file03.html").read_bytes()
     with pytest.raises(UnicodeDecodeError):
         data.decode()
-    for headers in ([("content-type", "text/html; charset=utf-8")], [("content-type", "text/html")]):
-        found = text(read_page(data, headers, 10**6))
-        assert "\ufffd" not in found.replace("\ufffd", "", 20)
-        assert sum("\u3040" <= c <= "\u9fff" for c in found) > 100 or "é" in found or found.isascii() is False
+    for content_type in ("text/html; charset=utf-8", "text/html"):
+        found = text(read_page(data, [("content-type", content_type)], 10**6))
+        assert found.startswith("Nous utilisons des cookies anonymisés afin de vous offrir la meilleure expérience sur notre site.")
+    cut = "<p>Voilà une page coupée".encode()[:-2]
+    assert text(read_page(cut, [("content-type", "text/html; charset=UTF-8")], 100)) == "Voilà une page coup\ufffd"
 
 
 def test_signals_and_canonical_of_the_http_header() -> None:
@@ -159,12 +163,7 @@ def peak(data: bytes, headers: list[tuple[str, str]], limits: HtmlLimits) -> tup
 
 @pytest.mark.parametrize("coding", ["gzip", "gzip, gzip", "deflate", "br", "zstd"])
 def test_a_bomb_is_too_large_and_takes_little_memory(coding: str) -> None:
-    import io
-    import zlib
-
-    from fastwarc.stream_io import BrotliWriter, ZstdWriter
-
-    zeros = b" " * 500_000_000
+    zeros = b" " * 200_000_000
     if coding.startswith("gzip"):
         data = gzip.compress(zeros, 9)
         data = gzip.compress(data, 9) if "," in coding else data
@@ -176,7 +175,7 @@ def test_a_bomb_is_too_large_and_takes_little_memory(coding: str) -> None:
         writer.write(zeros)
         writer.close()
         data = packed.getvalue()
-    assert len(data) < 600_000
+    assert len(data) < 300_000
     said, peak_bytes = peak(data, [("content-type", "text/html"), ("content-encoding", coding)], HtmlLimits())
     assert said == "too_large"
     assert peak_bytes < 300_000_000
@@ -184,14 +183,14 @@ def test_a_bomb_is_too_large_and_takes_little_memory(coding: str) -> None:
 
 def test_a_page_of_fifty_megabytes() -> None:
     """Too large by default; where the limits allow it, read, or rejected by its own name, and the pages beside it are read."""
-    paragraph = '<p>Some text of a very long page, with <a href="/next">a link</a> in each paragraph of it.</p>\n'
+    paragraph = f"<p>{'Some text of a very long page, ' * 60}<a href='/next'>a link</a>.</p>\n"
     data = paragraph.encode() * (50_000_000 // len(paragraph))
     with Extractor(HtmlLimits()) as extractor:
         assert extractor.read([(data, None), (b"<p>small", None)])[0] == "too_large"
     limits = HtmlLimits(page_bytes=60_000_000, memory_bytes=4 << 30, page_seconds=60)
     with Extractor(limits) as extractor:
         large, small = extractor.read([(data, None), (b"<p>small", None)])
-    assert len(text(large)) > 30_000_000
+    assert len(text(large)) > 49_000_000
     assert isinstance(large, HtmlPage) and len(large.links) == data.count(b"<a ")
     assert text(small) == "small"
     with Extractor(HtmlLimits(page_bytes=60_000_000, memory_bytes=128 << 20)) as extractor:

@@ -41,7 +41,9 @@ def urls(records: list[WarcRecord]) -> list[str]:
 def test_records_of_intact_files_are_those_of_fastwarc(shared: Path, name: str) -> None:
     path = shared / "web_samples" / name
     records, damages = read(path)
-    theirs = [(r.headers.get("WARC-Type"), r.headers.get("WARC-Record-ID"), r.reader.read()) for r in ArchiveIterator(str(path), parse_http=False)]
+    theirs = [
+        (r.headers.get("WARC-Type"), r.headers.get("WARC-Record-ID"), r.reader.read()) for r in ArchiveIterator(str(path), parse_http=False)
+    ]
     assert [(r.headers["warc-type"], r.headers["warc-record-id"], r.block) for r in records] == theirs
     assert not damages
     if name != "warcio-bad-non-chunked.warc.gz":

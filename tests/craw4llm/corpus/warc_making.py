@@ -42,12 +42,16 @@ def record(
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + block + end
 
 
-def http(body: bytes, *, status: str = "200 OK", headers: Sequence[tuple[str, str]] = (("Content-Type", "text/html; charset=utf-8"),)) -> bytes:
+def http(
+    body: bytes, *, status: str = "200 OK", headers: Sequence[tuple[str, str]] = (("Content-Type", "text/html; charset=utf-8"),)
+) -> bytes:
     head = "".join(f"{name}: {value}\r\n" for name, value in headers)
     return f"HTTP/1.1 {status}\r\n{head}\r\n".encode("latin-1") + body
 
 
-def response(url: str, body: bytes | str, *, status: str = "200 OK", http_headers: Sequence[tuple[str, str]] | None = None, **options: object) -> bytes:
+def response(
+    url: str, body: bytes | str, *, status: str = "200 OK", http_headers: Sequence[tuple[str, str]] | None = None, **options: object
+) -> bytes:
     body = body.encode() if isinstance(body, str) else body
     given = {} if http_headers is None else {"headers": http_headers}
     return record("response", url, http(body, status=status, **given), **options)  # type: ignore[arg-type]
