@@ -60,6 +60,7 @@ class Files:
 class WarcChunk:
     """The records that begin in the bytes [start, end) of a WARC file, or of a WET file whose WARC file is not there."""
 
+    root: Path
     files: Files
     start: int
     end: int
@@ -189,9 +190,8 @@ class WarcChunk:
         for path in (self.files.wet if self.files.warc else None, self.files.wat):
             if path is not None:
                 index = _index(path)
-                source = str(Path(self.files.source).with_name(path.name))
                 for damage in index.damages:
-                    yield Reject(source, damage.offset, damage.url, damage.reason)
+                    yield Reject(path.relative_to(self.root).as_posix(), damage.offset, damage.url, damage.reason)
                 for kind, records in sorted(index.kinds.items()):
                     yield Skipped(kind, records)
 
@@ -199,8 +199,10 @@ class WarcChunk:
 class _Chunks:
     """The chunks of an archive, listed when they are asked for, the same every time."""
 
-    def __init__(self, files: list[Files], text: Literal["html", "wet"], links: Literal["html", "wat"], limits: HtmlLimits) -> None:
-        self._files, self._text, self._links, self._limits = files, text, links, limits
+    def __init__(
+        self, root: Path, files: list[Files], text: Literal["html", "wet"], links: Literal["html", "wat"], limits: HtmlLimits
+    ) -> None:
+        self._root, self._files, self._text, self._links, self._limits = root, files, text, links, limits
         self._known: dict[Path, list[int]] = {}
 
     def __iter__(self) -> Iterator[WarcChunk]:
@@ -215,7 +217,7 @@ class _Chunks:
             except OSError as error:
                 raise InputError(f"corpus: {path} cannot be read: {error.strerror or error}") from error
             for start, end in zip(starts, [*starts[1:], max(size, 1)], strict=True):
-                yield WarcChunk(files, start, end, self._text, self._links, self._limits)
+                yield WarcChunk(self._root, files, start, end, self._text, self._links, self._limits)
 
 
 def open_warc(
@@ -231,9 +233,9 @@ def open_warc(
         root, paths = path.parent, [path]
     else:
         raise InputError(f"corpus: {path} does not exist (looked in {Path.cwd()}); give a WARC file or a folder of WARC files")
-    for archive in paths:
-        if archive.name.lower().endswith((".arc", ".arc.gz")):
-            raise InputError(f"corpus: {archive} is an ARC file by its name; only WARC is read (`warcio recompress` makes WARC of ARC)")
+    for given in paths:
+        if given.name.lower().endswith((".arc", ".arc.gz")):
+            raise InputError(f"corpus: {given} is an ARC file by its name; only WARC is read (`warcio recompress` makes WARC of ARC)")
     files = _paired(root, paths)
     for one in files:
         for archive in (one.warc, one.wet, one.wat):
@@ -252,7 +254,7 @@ def open_warc(
     readable = [one for one in files if one.warc or one.wet]
     counted = Counter(kind for one in files for kind in ("warc", "wet", "wat") if getattr(one, kind))
     return Source(
-        chunks=_Chunks(readable, text, links, limits),
+        chunks=_Chunks(root, readable, text, links, limits),
         records=None,
         origin=f"the archive {path.name}: "
         + ", ".join(f"{counted[kind]:,} {kind.upper()} files" for kind in ("warc", "wet", "wat") if counted[kind]),

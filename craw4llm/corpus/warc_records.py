@@ -343,7 +343,9 @@ class _Gzip(_Segments):
             try:
                 out = self._inflate.decompress(compressed, self._piece)
             except zlib.error:
-                if self._piece > _CAREFUL_BYTES:  # zlib keeps what it has of a piece with a fault: once more, in small ones, up to the fault
+                if (
+                    self._piece > _CAREFUL_BYTES
+                ):  # zlib keeps what it has of a piece with a fault: once more, in small ones, up to the fault
                     held = self.base + len(self.data) - self._members[-1][0]
                     self._open(at)
                     self._piece, self._skip = _CAREFUL_BYTES, held

@@ -199,7 +199,8 @@ def test_anchors(page: str, anchors: list[str]) -> None:
 
 def test_places_of_links() -> None:
     page = (
-        "<nav><a href=1>one</a></nav><header><a href=2>two</a></header><div><a href=3>Home</a></div><main><header><a href=4>title</a></header>"
+        "<nav><a href=1>one</a></nav><header><a href=2>two</a></header><div><a href=3>Home</a></div>"
+        "<main><header><a href=4>title</a></header>"
         "<p>text <a href=5>Home town</a> and <a href=6>town</a><aside><a href=7>text</a></aside><a href=8><img></a></p></main>"
         "<a href=9>elsewhere</a><footer><a href=10>text</a></footer><nav><a href=11>x</a><article><a href=12>end</a></article>"
     )

@@ -153,7 +153,8 @@ def test_what_the_pages_say_of_their_links(html_tree: WriteTree) -> None:
     """Anchors, places and signals; a meta refresh is no link of a tree."""
     page = (
         '<head><meta name=robots content="noindex"><link rel=canonical href="/main"><meta http-equiv=refresh content="0; url=/next"></head>'
-        '<nav><a href="/a.html">Home</a></nav><main><p>Some text with <a href="b.html" rel=nofollow>a <i>fine</i> link</a> in it.</p></main>'
+        '<nav><a href="/a.html">Home</a></nav>'
+        '<main><p>Some text with <a href="b.html" rel=nofollow>a <i>fine</i> link</a> in it.</p></main>'
     )
     (record,) = records_of(html_tree({"one": {"a.html": page}}))
     assert isinstance(record, Page)

@@ -13,11 +13,22 @@ from craw4llm.corpus.warc_records import Damage, WarcRecord, boundaries, digest_
 from craw4llm.errors import InputError
 
 # Of the samples those that FastWARC reads to their end without its quirks mode.
-INTACT = (
-    "bad-redirections.warc.gz bl-govuk.warc.gz cc-single.warc.gz cc-whirlwind.warc.gz cc-whirlwind.warc.wat.gz cc-whirlwind.warc.wet.gz "
-    "dolma-sample-0000.warc.gz dolma-sample-0001.warc.gz example-revisit.warc.gz fastwarc-warcfile.warc.gz qsl-encoding-alias.warc.gz "
-    "warcio-bad-non-chunked.warc.gz warcio-iana-chunked.warc warcio-wget-bad-target-uri.warc.gz"
-).split()
+INTACT = [
+    "bad-redirections.warc.gz",
+    "bl-govuk.warc.gz",
+    "cc-single.warc.gz",
+    "cc-whirlwind.warc.gz",
+    "cc-whirlwind.warc.wat.gz",
+    "cc-whirlwind.warc.wet.gz",
+    "dolma-sample-0000.warc.gz",
+    "dolma-sample-0001.warc.gz",
+    "example-revisit.warc.gz",
+    "fastwarc-warcfile.warc.gz",
+    "qsl-encoding-alias.warc.gz",
+    "warcio-bad-non-chunked.warc.gz",
+    "warcio-iana-chunked.warc",
+    "warcio-wget-bad-target-uri.warc.gz",
+]
 
 
 def url(k: int) -> str:
