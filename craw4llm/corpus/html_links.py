@@ -49,6 +49,8 @@ _NEXT = re.compile(
     rf"<(?:(!--)|/({_CLOSED})(?=[\s/>])|({_OPENED})(?=[\s/>])({_INSIDE})>(?:([^<]*+)</[aA]>)?)"
 )
 _ATTRIBUTE = re.compile(r"([^\s/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]*)))?")
+# The inside of most <a>: no attribute but these, and no entity. (What it matches, _ATTRIBUTE would read alike.)
+_PLAIN_LINK = re.compile(r"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s+href=\"([^\"&]*)\"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s*")
 _TAG_IN_ANCHOR = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1[^>]*>|<[A-Za-z/!][^>]*>", re.I | re.S)
 
 _PLACES = frozenset(_PLACE_NAMES.split("|"))
@@ -156,7 +158,8 @@ def read_markup(page: str) -> Markup:
                 open_anchor = -1
             if closed:
                 continue
-            given = _attributes(attributes)
+            plain = _PLAIN_LINK.fullmatch(attributes)
+            given = {"href": plain[1]} if plain else _attributes(attributes)
             if "href" not in given:
                 continue
             flags = _BOILERPLATE if inside else 0
