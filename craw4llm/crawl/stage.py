@@ -22,7 +22,7 @@ from craw4llm.crawl.seeds import draw_seeds, read_seeds
 from craw4llm.crawl.trace import write_trace
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution
-from craw4llm.externals import ExternalDigests
+from craw4llm.externals import ExternalDigests, locate
 from craw4llm.fingerprint import fingerprint
 from craw4llm.scoring.memo import PageScores
 
@@ -41,9 +41,9 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
         assert config.seeds is not None, "CrawlConfig.check lets no such config through"
         _require_released_scores(config, inputs)
         ghosts = KNOWLEDGE[config.policy] != "target_text"
-        seeds = sample_seeds(Path(config.seeds.path), corpus, config.batch_pages, config.rng_seed, ghosts=ghosts)
+        seeds = sample_seeds(locate(config.seeds), corpus, config.batch_pages, config.rng_seed, ghosts=ghosts)
     else:
-        seeds = read_seeds(Path(config.seeds.path), corpus) if config.seeds else draw_seeds(corpus, config.seed_count, config.seed_set)
+        seeds = read_seeds(locate(config.seeds), corpus) if config.seeds else draw_seeds(corpus, config.seed_count, config.seed_set)
     total, unit = (budget.fetches, "request") if budget.fetches is not None else (budget.pages or 0, "page")
     with (
         PageScores(inputs["corpus"], inputs["scorer"], execution) if "scorer" in inputs else nullcontext() as page_scores,
