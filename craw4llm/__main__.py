@@ -74,13 +74,15 @@ def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None) -
 
 @cli.command()
 @_options
-def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> None:
-    """Show the stages of EXPERIMENT, what is finished, and what the arms will cost."""
-    from craw4llm.plan import describe
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: stages to do, cost, facts per arm, what is absent or short.")
+def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path, as_json: bool) -> None:
+    """Show the stages of EXPERIMENT, what is finished, what the arms will cost, and what will fall short. Nothing is run."""
+    from craw4llm.plan import describe, summary
     from craw4llm.runner import make_plan
 
     graph = _graph(experiment, settings, replicates)
-    click.echo(describe(make_plan(graph, Execution(root=root))))
+    planned = make_plan(graph, Execution(root=root), absent_inputs=True)
+    click.echo(json.dumps(summary(planned) | {"text": describe(planned)}) if as_json else describe(planned))
 
 
 @cli.command()

@@ -54,13 +54,21 @@ class Arms:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """A declared experiment."""
+    """A declared experiment.
+
+    For orchestrators: owner; schedule, a cron expression of reruns ("" for none), each of which adds a replicate until the report has its
+    verdict or there are `until_replicates`; approve_above_gpu_hours, what a run may cost without a person's word.
+    """
 
     name: str
     build: Callable[..., Arms]
     parameters: Mapping[str, Parameter]
     replicates: int
     tags: tuple[str, ...]
+    owner: str = "craw4llm"
+    schedule: str = ""
+    until_replicates: int = 0
+    approve_above_gpu_hours: float = 24.0
 
     @property
     def doc(self) -> str:
@@ -76,15 +84,26 @@ class Experiment:
 
 
 def experiment(
-    *, replicates: int = 1, tags: tuple[str, ...] = (), help: Mapping[str, str] | None = None
+    *,
+    replicates: int = 1,
+    tags: tuple[str, ...] = (),
+    help: Mapping[str, str] | None = None,
+    owner: str = "craw4llm",
+    schedule: str = "",
+    until_replicates: int = 0,
+    approve_above_gpu_hours: float = 24.0,
 ) -> Callable[[Callable[..., Arms]], Experiment]:
     """Declares the function below it. Its keyword-only arguments are the experiment's parameters: int, float, str, bool, or a
     Literal of strings, which becomes a choice.
 
-    help: parameter name -> one line for the form and the command line.
+    help: parameter name -> one line for the form and the command line. The rest: see Experiment. until_replicates: 0 takes three times
+        `replicates`.
     """
     if replicates < 1:
         raise ConfigError(f"replicates is {replicates}; expected at least 1")
+    until = until_replicates or 3 * replicates
+    if until < replicates:
+        raise ConfigError(f"until_replicates is {until_replicates}; expected at least replicates, {replicates}")
 
     def declare(function: Callable[..., Arms]) -> Experiment:
         parameters = {}
@@ -101,7 +120,9 @@ def experiment(
         unknown = set(help or {}) - set(parameters)
         if unknown:
             raise ConfigError(f"{function.__name__}: help for {', '.join(sorted(unknown))}, which are no parameters")
-        return Experiment(function.__name__, function, parameters, replicates, tags)
+        return Experiment(
+            function.__name__, function, parameters, replicates, tags, owner, schedule, until, approve_above_gpu_hours
+        )
 
     return declare
 

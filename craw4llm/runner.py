@@ -85,6 +85,8 @@ def make_plan(graph: Graph, execution: Execution, *, absent_inputs: bool = False
     absent: dict[str, str] = {}
 
     def digest_of(external: External) -> str:
+        if external in missing:
+            return f"absent {external.name}"
         try:
             return digests(external)
         except InputError as error:
