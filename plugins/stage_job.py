@@ -2,9 +2,9 @@
 
     python -I -S stage_job.py SETTINGS.json          started in a session of its own (plugins/launchers.py)
 
-An Airflow task may die at any moment (its own process, its supervisor, the scheduler, the machine's out-of-memory killer) while a training run
-of days goes on well. So the command is no child of the task but of this small process, which nothing of Airflow can reach, and which knows the
-task by files in the job's folder alone:
+An Airflow task may die at any moment (its own process, its supervisor, the scheduler, the machine's out-of-memory killer) while a training
+run of days goes on well. So the command is no child of the task but of this small process, which nothing of Airflow can reach, and which
+knows the task by files in the job's folder alone:
 
     lock          held by this process and by the command: a second copy of the job cannot start while anything of the first lives
     job.json      who runs: host, process id, its start time; written once
@@ -15,8 +15,8 @@ task by files in the job's folder alone:
     cancel        the job ends now. SIGTERM to this process means the same
     exit.json     the end: exit code or signal, whether memory ran out, peak memory, seconds, why it was stopped
 
-To end means SIGTERM to the process group of the command (a training run saves then), and SIGKILL to what is left of it after `grace_s`. If this
-process itself is killed, the kernel sends SIGTERM to the command. Standard library only, and nothing that takes long to import.
+To end means SIGTERM to the process group of the command (a training run saves then), and SIGKILL to what is left of it after `grace_s`. If
+this process itself is killed, the kernel sends SIGTERM to the command. Standard library only, and nothing that takes long to import.
 """
 
 import contextlib

@@ -40,6 +40,8 @@ class Chain:
     batch_tokens: int = 512 * 2048
     learning_rate: float = 3e-3
     precision: str = "bf16"
+    first_seed: int = FIRST_SEED
+    suite: str = "core-23"
 
     def results(self, selection: Stage, replicate: int) -> Stage:
         """selection -> tokens -> checkpoint -> results, of one training seed."""
@@ -54,12 +56,13 @@ class Chain:
                 learning_rate=self.learning_rate,
                 final_learning_rate=self.learning_rate / 100,
                 precision=self.precision,  # type: ignore[arg-type]
-                seed=FIRST_SEED + replicate,
+                seed=self.first_seed + replicate,
             ),
             tokens=tokens,
             heldout=self.heldout,
         )
-        return Stage(EvaluateConfig(tasks=self.tasks), checkpoint=model, tokenizer=self.tokenizer, heldout=self.heldout)
+        config = EvaluateConfig(tasks=self.tasks, suite=self.suite)  # type: ignore[arg-type]
+        return Stage(config, checkpoint=model, tokenizer=self.tokenizer, heldout=self.heldout)
 
 
 def token_budget(size: str, multiple: float, vocab_size: int = NEOX_VOCAB) -> int:
@@ -75,9 +78,8 @@ def token_budget(size: str, multiple: float, vocab_size: int = NEOX_VOCAB) -> in
 
 def tokens_of(corpus: Stage, tokenizer: Stage, size: str) -> Stage:
     """The held-out pages as tokens of a model's context length."""
-    context = SIZES[size].context
-    name = "heldout" if context == 2048 else f"heldout_{context}"
-    return Stage(TokenizeConfig(pages="heldout", sample_tokens=context + 1, last_sample="pad"), name, corpus=corpus, tokenizer=tokenizer)
+    config = TokenizeConfig(pages="heldout", sample_tokens=SIZES[size].context + 1, last_sample="pad")
+    return Stage(config, "heldout", corpus=corpus, tokenizer=tokenizer)
 
 
 def published_corpus(path: str) -> Stage:

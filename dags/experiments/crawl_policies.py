@@ -41,11 +41,11 @@ def crawl_policies(
 ) -> Arms:
     """Question: for the same pages crawled, which crawl policy gives the better 411M language model?
 
-    Hypothesis: `quality` at one times the pages reaches over 95% of the oracle, and beats random and indegree even where these crawl twice as
-    much and select. Expected Core v1 (22 tasks, DCLM scorer): oracle .2239, quality .2133, random 1x .1748, 2x .1964, 4x .2068, indegree 1x
-    .1556, 2x .1865, 4x .2047; FineWeb-Edu scorer: oracle .2133, quality .2043, random 2x .1807, indegree 2x .1724.
-    Source: Craw4LLM, arXiv 2502.13347, Table 1 (4x computed from its raw accuracies). The paper trained each model once; binomial noise of one
-    Core is about .0066, so the table's smaller differences are not decided by it.
+    Hypothesis: `quality` at one times the pages reaches over 95% of the oracle, and beats random and indegree even where these crawl twice
+    as much and select. Expected Core v1 (22 tasks, DCLM scorer): oracle .2239, quality .2133, random 1x .1748, 2x .1964, 4x .2068, indegree
+    1x .1556, 2x .1865, 4x .2047; FineWeb-Edu scorer: oracle .2133, quality .2043, random 2x .1807, indegree 2x .1724.
+    Source: Craw4LLM, arXiv 2502.13347, Table 1 (4x computed from its raw accuracies). The paper trained each model once; binomial noise of
+    one Core is about .0066, so the table's smaller differences are not decided by it.
     """
     web = shared.published_corpus(corpus)
     scorers = {"dclm": shared.dclm_scorer(dclm), "fwe": shared.fineweb_edu_scorer(fineweb_edu)}

@@ -41,10 +41,10 @@ def live_feasible(
 ) -> Arms:
     """Question: what does looking at every page before it is ordered buy, where each look costs a request?
 
-    Hypothesis: nothing. `quality` reads each page to order it; a policy that decides before the fetch may spend the same requests on pages, and
-    select the best of them afterwards. On 30,145 real pages `predicted` and `parent_mean` kept better pages than `quality` at equal fetches
-    (docs/results.md). Expected here: `predicted` at least equals `quality`; `breadth_first` stays behind both. Source of the baseline: Craw4LLM,
-    arXiv 2502.13347: 20M pages crawled, 46M visited, so its own 1x is 2.3 requests a page.
+    Hypothesis: nothing. `quality` reads each page to order it; a policy that decides before the fetch may spend the same requests on pages,
+    and select the best of them afterwards. On 30,145 real pages `predicted` and `parent_mean` kept better pages than `quality` at equal
+    fetches (docs/results.md). Expected here: `predicted` at least equals `quality`; `breadth_first` stays behind both. Source of the
+    baseline: Craw4LLM, arXiv 2502.13347: 20M pages crawled, 46M visited, so its own 1x is 2.3 requests a page.
     """
     web = shared.published_corpus(corpus)
     scorer = shared.dclm_scorer(dclm)

@@ -40,9 +40,10 @@ def size_ladder(
 ) -> Arms:
     """Question: does the ranking of policies by models of 11M to 154M parameters agree with that by 411M?
 
-    Hypothesis: by held-out bits per byte the ranking is the same from 79M on; by task accuracy it is noise below 411M (most tasks are at chance).
-    If so, a policy can be judged at a fiftieth of the cost. Source: DCLM (arXiv 2406.11794) finds that rankings of data sets at 411M and 7B
-    correlate; nothing is published for crawl policies, or below 411M. All sizes train on the same crawls, selections and tokens.
+    Hypothesis: by held-out bits per byte the ranking is the same from 79M on; by task accuracy it is noise below 411M (most tasks are at
+    chance). If so, a policy can be judged at a fiftieth of the cost. Source: DCLM (arXiv 2406.11794) finds that rankings of data sets at
+    411M and 7B correlate; nothing is published for crawl policies, or below 411M. All sizes train on the same crawls, selections and
+    tokens.
     """
     web = shared.published_corpus(corpus)
     scorer = shared.dclm_scorer(dclm)
