@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import stage_job
+import warm_start
 
 STAGE_JOB = Path(stage_job.__file__)
 Status = Literal["running", "ending", "succeeded", "failed", "lost"]
@@ -206,6 +207,9 @@ class LocalLauncher(FolderLauncher):
         self._started: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
+        pid = warm_start.ask(settings, environment)
+        if pid is not None:
+            return {"host": socket.gethostname(), "pid": pid, "started": stage_job.start_ticks(pid)}
         with (folder / "stage_job.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(STAGE_JOB), str(settings)],

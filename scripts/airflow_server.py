@@ -41,6 +41,7 @@ import psutil
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT / "plugins"))
+import warm_start  # noqa: E402
 from launchers import end_jobs  # noqa: E402
 
 USER = "admin"
@@ -109,9 +110,11 @@ def start(home: Path, port: int, restart_after_s: float) -> None:
         write_config(home, settings(home, port, keys))
         environment = os.environ | {"AIRFLOW_HOME": str(home), "AIRFLOW_CONFIG": str(home / "airflow.cfg"), "PYTHONUNBUFFERED": "1"}
         parts: dict[str, subprocess.Popen[bytes]] = {}
+        warm = None
         try:
-            prepare_database(home, environment)
             say("starting Airflow ...")
+            warm = start_warm(home, environment)
+            prepare_database(home, environment)
             for name, arguments in PARTS.items():
                 parts[name] = start_part(name, arguments, home, environment)
                 record(home, port, parts)
@@ -132,6 +135,9 @@ def start(home: Path, port: int, restart_after_s: float) -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             end({name: psutil.Process(part.pid) for name, part in parts.items() if part.poll() is None})
+            if warm is not None:
+                warm.terminate()
+                warm.wait()
             end_jobs(jobs_folder(), str(home))
             (home / "server.json").unlink(missing_ok=True)
     say("stopped")
@@ -239,6 +245,17 @@ def start_part(name: str, arguments: tuple[str, ...], home: Path, environment: d
 
 def airflow(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "airflow", *arguments]
+
+
+def start_warm(home: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Starts the process that stages are forked from. It is no part of Airflow: without it, stages start as programs of their own."""
+    environment[warm_start.SOCKET] = str(home / "warm.sock")
+    own = {name: value for name, value in environment.items() if "AIRFLOW" not in name}
+    with log_of(home, "warm-start") as log:
+        return subprocess.Popen(
+            [sys.executable, str(PROJECT / "plugins" / "warm_start.py"), str(home / "warm.sock")],
+            env=own, cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
 
 
 def revive(
