@@ -78,7 +78,7 @@ def reruns_of(experiment: Experiment) -> DAG:
 def _dag(experiment: Experiment, dag_id: str, note: str, schedule: Any) -> DAG:
     return DAG(
         dag_id=dag_id,
-        description=experiment.doc.partition("\n")[0],
+        description=" ".join(experiment.doc.partition("\n\n")[0].split()),
         doc_md=f"{experiment.doc}\n\n---\n{note}",
         schedule=schedule,
         start_date=None,

@@ -44,7 +44,8 @@ def main() -> None:
 
 
 def run(settings: dict[str, Any], start: Callable[[dict[str, Any], int, int, int], int]) -> None:
-    """Runs the job to its end. start(settings, handles of output, log and lock) -> process id of the command, a child that leads a group."""
+    """Runs the job to its end. start(settings, handles of output, log and lock) -> process id of the command, a child that leads a
+    group."""
     folder = Path(settings["folder"])
     asked = Asked(folder, settings)
     asked.listen()

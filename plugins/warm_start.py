@@ -3,9 +3,9 @@
     python warm_start.py SOCKET              loads the libraries, then waits; scripts/airflow_server.py starts it
     pid = ask(settings_path, environment)    None where no such process listens on $CRAW4LLM_WARM_START: then start the job as a program
 
-For each request it forks: the child leads a session of its own and does what stage_job.py does, but starts the command `python -m craw4llm ...`
-by a second fork. Only libraries are loaded beforehand, none of this project's modules, so a stage always runs the code that is on the disk; and
-nothing of torch's CUDA is touched, which a fork could not use. The socket lies in a folder that only its owner can enter.
+For each request it forks: the child leads a session of its own and does what stage_job.py does, but starts the command `python -m craw4llm
+...` by a second fork. Only libraries are loaded beforehand, none of this project's modules, so a stage always runs the code that is on the
+disk; and nothing of torch's CUDA is touched, which a fork could not use. The socket lies in a folder that only its owner can enter.
 
 Exit codes, signals, output, working folder and environment are the command's own, as they are without this process.
 """
