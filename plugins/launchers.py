@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import stage_job
 import warm_start
@@ -203,8 +203,7 @@ class LocalLauncher(FolderLauncher):
 
     name = "local"
 
-    def __init__(self) -> None:
-        self._started: dict[int, subprocess.Popen[bytes]] = {}
+    _started: ClassVar[dict[int, subprocess.Popen[bytes]]] = {}  # of this process: they are its children, and zombies until it looks
 
     def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
         pid = warm_start.ask(settings, environment)

@@ -33,7 +33,8 @@ class TriggerCheck:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         found = TRIGGER.search(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         sent = {name for name, _ in scope.get("headers", ())}
-        if found is None or not scope["path"].endswith("/dagRuns") or not sent & {b"authorization", b"cookie"}:  # strangers: 401, from Airflow
+        stranger = not sent & {b"authorization", b"cookie"}  # Airflow answers with 401
+        if found is None or not scope["path"].endswith("/dagRuns") or stranger:
             await self.app(scope, receive, send)
             return
         body, messages = b"", []

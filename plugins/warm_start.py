@@ -31,10 +31,10 @@ import stage_job
 SOCKET = "CRAW4LLM_WARM_START"
 ANSWER_WITHIN_S = 5.0
 LIBRARIES = (
-    "ada_url", "click", "concurrent.futures.process", "datasketch", "fasttext", "jinja2", "matplotlib.figure", "matplotlib.backends.backend_svg",
-    "multiprocessing.queues", "numba", "numpy", "numpy.random", "orjson", "pyarrow", "pyarrow.compute", "pyarrow.csv", "pyarrow.parquet",
-    "publicsuffixlist", "safetensors.torch", "scipy.optimize", "scipy.sparse", "scipy.stats", "tiktoken", "tokenizers", "torch",
-    "torch.utils.data", "tqdm", "xxhash", "zstandard",
+    "ada_url", "click", "concurrent.futures.process", "datasketch", "fasttext", "jinja2", "matplotlib.figure",
+    "matplotlib.backends.backend_svg", "multiprocessing.queues", "numba", "numpy", "numpy.random", "orjson", "pyarrow",
+    "pyarrow.compute", "pyarrow.csv", "pyarrow.parquet", "publicsuffixlist", "safetensors.torch", "scipy.optimize", "scipy.sparse",
+    "scipy.stats", "tiktoken", "tokenizers", "torch", "torch.utils.data", "tqdm", "xxhash",
 )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def fork_command(settings: dict[str, Any], output: int, log: int, lock: int) -> 
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, handle in enumerate((nothing, output, log)):
             os.dup2(handle, number)
-        sys.stdin, sys.stdout, sys.stderr = open(0), _text(1), _text(2)
+        sys.stdin, sys.stdout, sys.stderr = open(0), _text(1), _text(2)  # noqa: SIM115
         sys.argv = [command[2], *command[3:]]
         sys.path.insert(0, settings["cwd"])
         runpy.run_module(command[2], run_name="__main__", alter_sys=True)
