@@ -9,6 +9,7 @@ Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artif
 end and has saved where it is (run it again); 130 interrupted.
 """
 
+import dataclasses
 import importlib.metadata
 import json
 import logging
@@ -22,10 +23,10 @@ from typing import Any, Literal
 import click
 
 from craw4llm import __version__
-from craw4llm.artifact import Store
+from craw4llm.artifact import Store, storage_errors
 from craw4llm.errors import ConfigError, Craw4LLMError
 from craw4llm.execution import Execution, default_workers
-from craw4llm.experiment import Graph, expand, load, names
+from craw4llm.experiment import Graph, expand, keep, kept_names, load, names
 from craw4llm.options import Bytes, Part, root_option
 
 COMMANDS = "craw4llm.commands"  # entry-point group of further commands, so that `craw4llm` need not import `training`
@@ -63,25 +64,31 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None) -> Graph:
+def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> Graph:
+    return expand(load(experiment, root), _given(settings), replicates)
+
+
+def _given(settings: tuple[str, ...]) -> dict[str, str]:
     given = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise ConfigError(f"--set {setting!r}: expected KEY=VALUE")
         given[name] = value
-    return expand(load(experiment), given, replicates)
+    return given
 
 
 @cli.command()
 @_options
-def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> None:
-    """Show the stages of EXPERIMENT, what is finished, and what the arms will cost."""
-    from craw4llm.plan import describe
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: stages to do, cost, facts per arm, what is absent or short.")
+def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path, as_json: bool) -> None:
+    """Show the stages of EXPERIMENT, what is finished, what the arms will cost, and what will fall short. Nothing is run."""
+    from craw4llm.plan import describe, summary
     from craw4llm.runner import make_plan
 
-    graph = _graph(experiment, settings, replicates)
-    click.echo(describe(make_plan(graph, Execution(root=root))))
+    graph = _graph(experiment, settings, replicates, root)
+    planned = make_plan(graph, Execution(root=root), absent_inputs=True)
+    click.echo(json.dumps(summary(planned) | {"text": describe(planned)}) if as_json else describe(planned))
 
 
 @cli.command()
@@ -136,7 +143,7 @@ def run(
     from craw4llm import browse, runner
 
     started = time.monotonic()
-    graph = _graph(experiment, settings, replicates)
+    graph = _graph(experiment, settings, replicates, root)
     execution = Execution(
         root=root,
         workers=workers,
@@ -189,6 +196,32 @@ def run(
 
 
 @cli.command()
+@_options
+def declare(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> None:
+    """Keep EXPERIMENT with these values under a name of its own, which all commands know, and print the name."""
+    declared = load(experiment, root)
+    with storage_errors(root):
+        click.echo(keep(declared, _given(settings), declared.replicates if replicates is None else replicates, root).name)
+
+
+@cli.command()
+@_options
+@click.option("--run-id", required=True, help="Who claims it: a run that asks again has what it had.")
+@click.option("--release", "give_back", is_flag=True, help="Give the run's replicate back instead.")
+def claim(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path, run_id: str, give_back: bool) -> None:
+    """Claim the next replicate of EXPERIMENT for a run, and print it as JSON; or say why no further one is wanted."""
+    from craw4llm import reruns
+
+    declared, given = load(experiment, root), _given(settings)
+    if replicates is not None:
+        declared = dataclasses.replace(declared, until_replicates=replicates)
+    if give_back:
+        click.echo(json.dumps({"released": reruns.release(declared, given, root, run_id)}))
+    else:
+        click.echo(json.dumps(reruns.claim(declared, given, root, run_id)))
+
+
+@cli.command()
 @click.argument("name", required=False)
 @click.argument("what", required=False)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="For a crawl: also write its plot to this file.")
@@ -205,7 +238,7 @@ def show(name: str | None, what: str | None, svg: Path | None, seeds: Path | Non
     from craw4llm import browse
 
     if what is None and name not in ("corpus", "crawl", "page"):
-        click.echo(browse.show(name, root, names()))
+        click.echo(browse.show(name, root, [*names(), *kept_names(root)]))
     elif what is not None and name == "page":
         click.echo(browse.show_page(what, root))
     elif what is not None and name == "corpus":
