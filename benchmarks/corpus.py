@@ -234,12 +234,16 @@ def measure_scale(options: Options) -> dict[str, Any]:
         "seconds": {name: step["seconds"] for name, step in steps.items()},
         "peak_rss_gb": {name: round(step["peak_rss"] / 1e9, 2) for name, step in steps.items()},
     }
-    print(f"\n{'pages':>14}{'links':>18}{'link arrays, GB':>18}{'page table, GB':>16}{'to write, h':>13}{'corpus, h':>11}{'transpose, h':>14}")
+    print(
+        f"\n{'pages':>14}{'links':>18}{'link arrays, GB':>18}{'page table, GB':>16}{'to write, h':>13}{'corpus, h':>11}{'transpose, h':>14}"
+    )
     rows = [(n, links)] + [(900_000_000, per * 900_000_000) for per in (10, 20)]
     for pages, count in rows:
         hours = [steps[s]["seconds"] * (count / links) / 3600 if s in steps else float("nan") for s in ("write", "corpus", "transpose")]
         arrays = (8 * (pages + 1) + 4 * count) / 1e9
-        print(f"{pages:>14,}{count:>18,}{arrays:>18.1f}{page_bytes / n * pages / 1e9:>16.1f}{hours[0]:>13.2f}{hours[1]:>11.2f}{hours[2]:>14.2f}")
+        print(
+            f"{pages:>14,}{count:>18,}{arrays:>18.1f}{page_bytes / n * pages / 1e9:>16.1f}{hours[0]:>13.2f}{hours[1]:>11.2f}{hours[2]:>14.2f}"
+        )
     return result
 
 
