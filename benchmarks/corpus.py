@@ -14,8 +14,8 @@ a plain loop that checks nothing, sorts nothing and keeps no graph:
     graph      an edge list of integers: pyarrow reads it, numpy sorts the pairs, targets are written
 
 `read_ratio` is the time of reading alone (no URL, no compression) over ours. Pages are docweb's ($CRAW4LLM_SHARED, default ../shared).
-Last line: JSON with floor_ratio, the smallest floor / ours, and one of each source. With --graph-pages: bytes a page and a link, seconds, peak
-memory of each step, and the table for 900 million pages.
+Last line: JSON with floor_ratio, the smallest floor / ours, and one of each source. With --graph-pages: bytes a page and a link, seconds
+and peak memory of each step (`peak_rss`: with mapped files), and the table for 900 million pages.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def measure_jsonl(options: Options) -> dict[str, Any]:
 
 
 def measure_html(options: Options) -> dict[str, Any]:
-    """The demo's web where it is there (`craw4llm fetch demo-web`), or pages made of docweb's texts and links in the markup of a small site."""
+    """The demo's web where it is there (`craw4llm fetch demo-web`), or docweb's texts and links in the markup of a small site."""
     from resiliparse.extract.html2text import extract_plain_text
 
     folder = Path("data/demo-web/web")
@@ -234,16 +234,12 @@ def measure_scale(options: Options) -> dict[str, Any]:
         "seconds": {name: step["seconds"] for name, step in steps.items()},
         "peak_rss_gb": {name: round(step["peak_rss"] / 1e9, 2) for name, step in steps.items()},
     }
-    print(
-        f"\n{'pages':>14}{'links':>18}{'link arrays, GB':>18}{'page table, GB':>16}{'to write, h':>13}{'corpus, h':>11}{'transpose, h':>14}"
-    )
-    rows = [(n, links)] + [(900_000_000, per * 900_000_000) for per in (10, 20)]
-    for pages, count in rows:
-        hours = [steps[s]["seconds"] * (count / links) / 3600 if s in steps else float("nan") for s in ("write", "corpus", "transpose")]
-        arrays = (8 * (pages + 1) + 4 * count) / 1e9
-        print(
-            f"{pages:>14,}{count:>18,}{arrays:>18.1f}{page_bytes / n * pages / 1e9:>16.1f}{hours[0]:>13.2f}{hours[1]:>11.2f}{hours[2]:>14.2f}"
-        )
+    columns = ("pages", "links", "link arrays, GB", "page table, GB", *(f"{step}, h" for step in steps))
+    print("\n" + "".join(f"{name:>18}" for name in columns))
+    for pages, count in [(n, links)] + [(900_000_000, per * 900_000_000) for per in (10, 20)]:
+        arrays, table = (8 * (pages + 1) + 4 * count) / 1e9, page_bytes / n * pages / 1e9
+        hours = [step["seconds"] * count / links / 3600 for step in steps.values()]
+        print(f"{pages:>18,}{count:>18,}{arrays:>18.1f}{table:>18.1f}" + "".join(f"{value:>18.2f}" for value in hours))
     return result
 
 
@@ -280,14 +276,14 @@ def _corpus(folder: Path, pages: int, per_page: float) -> dict[str, Any]:
 
 def _read(folder: Path, pages: int, per_page: float) -> dict[str, Any]:
     """Links of a million random pages, in batches of 10,000, as a crawl reads them."""
-    from craw4llm.corpus.reader import _gather
+    from craw4llm.corpus.gather import RowReader
 
     offsets = np.load(folder / "corpus" / "links_offsets.npy", mmap_mode="r")
     targets = np.load(folder / "corpus" / "links_targets.npy", mmap_mode="r")
-    rng = np.random.default_rng(0)
+    rows, rng = RowReader(offsets, targets), np.random.default_rng(0)
     began, count = time.perf_counter(), 0
     for _ in range(100):
-        _, found = _gather(offsets, targets, np.sort(rng.integers(0, pages, 10_000)))
+        _, found = rows.read(rng.integers(0, pages, 10_000))
         count += len(found)
     return {"pages_read": 1_000_000, "links_read": count, "pages_per_s": round(1e6 / (time.perf_counter() - began))}
 
