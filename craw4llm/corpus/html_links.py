@@ -50,7 +50,9 @@ _NEXT = re.compile(
 )
 _ATTRIBUTE = re.compile(r"([^\s/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]*)))?")
 # The inside of most <a>: no attribute but these, and no entity. (What it matches, _ATTRIBUTE would read alike.)
-_PLAIN_LINK = re.compile(r"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s+href=\"([^\"&]*)\"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s*")
+_PLAIN_LINK = re.compile(
+    r"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s+href=\"([^\"&]*)\"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s*"
+)
 _TAG_IN_ANCHOR = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1[^>]*>|<[A-Za-z/!][^>]*>", re.I | re.S)
 
 _PLACES = frozenset(_PLACE_NAMES.split("|"))
