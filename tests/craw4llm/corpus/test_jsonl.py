@@ -127,7 +127,7 @@ def test_every_hostile_line_is_one_reject(tmp_path: Path, build: Build) -> None:
 
 @pytest.mark.parametrize(("damage", "reason"), [("cut", "cut_off"), ("flip", "damaged")])
 def test_a_damaged_gzip_file_keeps_what_can_be_read(tmp_path: Path, build: Build, damage: str, reason: str) -> None:
-    data = b"".join(line(k, text=f"{k * 2654435761 % 2**32:032b}" * 20) for k in range(20_000))
+    data = b"".join(line(k, text=f"{k * 2654435761 % 2**32:032b}" * 20) for k in range(6_000))
     content = bytearray(gzip.compress(data))
     half = len(content) // 2
     if damage == "cut":
@@ -138,7 +138,7 @@ def test_a_damaged_gzip_file_keeps_what_can_be_read(tmp_path: Path, build: Build
     path.write_bytes(content)
     corpus = corpus_of(build, path)
     assert [r for _, r in rejects(corpus)] == [reason]
-    assert 3_000 < corpus.n_pages < 20_000
+    assert 1_000 < corpus.n_pages < 6_000
     assert corpus.text(corpus.n_pages - 1) == f"{(corpus.n_pages - 1) * 2654435761 % 2**32:032b}" * 20
 
 
