@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from craw4llm.artifact import Artifact
 from craw4llm.configs import CorpusConfig, CrawlConfig
 from craw4llm.corpus.bvgraph import read_bvgraph
-from craw4llm.corpus.graph_only import node_urls
+from craw4llm.corpus.edges import open_linked
+from craw4llm.corpus.graph_only import node_urls, open_edges
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.stage import run as run_stage
 from craw4llm.errors import InputError
@@ -126,7 +127,7 @@ def test_an_edge_list_of_integers_in_any_order(tmp_path: Path, build: Build) -> 
             assert file.read_bytes() == corpus.artifact.file(file.name).read_bytes(), file.name
     pq.write_table(pa.table({"source": [0, 1], "target": [-1, 5]}), path)
     with pytest.raises(InputError, match="holds nulls or numbers outside"):
-        corpus_of(build, path)
+        open_edges(path)
 
 
 def test_links_out_and_in_again(parquet: WriteParquet, build: Build, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_links_out_and_in_again(parquet: WriteParquet, build: Build, tmp_path: P
     edges = pq.read_table(folder / "edges.parquet")
     shuffled = np.random.default_rng(0).permutation(len(edges))
     pq.write_table(edges.take(shuffled), folder / "edges.parquet")
-    assert all_links(corpus_of(build, folder, heldout_fraction=0.0)) == all_links(first)
+    assert all_links(corpus_of(build, folder, heldout_fraction=0.0, heldout_min_chars=1)) == all_links(first)
     pq.write_table(pa.table({"source": [0], "target": [10_000]}), folder / "edges.parquet")
     with pytest.raises(InputError, match=r"no rows of nodes.parquet"):
-        corpus_of(build, folder)
+        open_linked(folder)
