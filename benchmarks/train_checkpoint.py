@@ -10,8 +10,9 @@ the step until all is written. The loader is `training.data` with one thread; it
 DataLoader of one worker over the same shards, shuffled. Both read files that are in the page cache.
 
 Shares are calculated for 411M at 161,000 tokens/s on each of 1 and 8 cards (45% MFU: 6.5 s and 0.81 s a step of 1,048,576 tokens): one
-save per 1,000 steps, its stall scaled by the bytes of the state that a rank copies; the loader's wait is what reading a batch takes longer than a step, and
-"read" what it would be without reading ahead. The last line is a JSON object; `ratio` is tokens/s of the loader over the peer's.
+save per 1,000 steps, its stall scaled by the bytes of the state that a rank copies; the loader's wait is what reading a batch takes
+longer than a step, and "read" what it would be without reading ahead. The last line is a JSON object; `ratio` is tokens/s of the loader
+over the peer's.
 """
 
 import argparse
