@@ -36,8 +36,8 @@ class Execution:
     ends (0: none). validate_steps: steps between two held-out losses (0: at the end only). parallel: "ddp" or "fsdp", how ranks share a
     model. loader_workers: threads that read batches ahead. shards_from: address of a copy of the artifact root, from which training
     shards that are missing here are fetched. compile: torch.compile (None: on CUDA). tensorboard: a folder for TensorBoard's files.
-    wandb: a Weights & Biases project to log to.
-    report: receives progress lines instead of the terminal, where given.
+    wandb: a Weights & Biases project to log to. memory_bytes: what the processes of a stage that sorts on disk (corpus) take for that,
+    all together. report: receives progress lines instead of the terminal, where given.
     """
 
     root: Path = Path("artifacts")
@@ -45,6 +45,7 @@ class Execution:
     device: str = "auto"
     micro_batch: int = 0
     threads: int = 1
+    memory_bytes: int = 2 << 30
     ranks: int = 1
     save_every_s: float = 10.0
     keep_states: int = 2

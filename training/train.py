@@ -26,6 +26,7 @@ RESUMES = True
 RECORDS = (METRICS, SPEED, SPEED_LINES, VALIDATION, "model.pt", "config.json")
 ASSUMED_PEAK = PEAK_FLOPS["H100"]
 ASSUMED_UTILISATION = 0.4
+DISK_BYTES_PER_PARAMETER = 4 + 3 * 12  # the model; two saved states and one being written, while the run lasts
 
 Count = tuple[float | int | None, str]
 
@@ -99,6 +100,7 @@ def estimate(config: TrainConfig, inputs: Mapping[str, Mapping[str, Count]]) -> 
         "steps": (config.steps, "steps"),
         "train_tokens": (config.steps * config.batch_tokens, "tokens"),
         "train_flops": (_train_flops(config), "FLOPs"),
+        "disk_bytes": (DISK_BYTES_PER_PARAMETER * config.shape.parameters(config.vocab_size), "bytes"),
         "gpu_hours": (
             round(gpu_hours, 6),
             f"GPU hours, assuming {ASSUMED_UTILISATION:.0%} of {ASSUMED_PEAK / 1e12:.1f} TFLOP/s (H100 or H200, bf16)",
