@@ -35,7 +35,8 @@ class Execution:
     where writing one takes long). keep_states: how many of them are kept. milestone_steps: states at multiples of so many steps are
     kept besides, until the run ends (0: none). validate_steps: steps between two held-out losses (0: at the end only). compile:
     torch.compile (None: on CUDA). tensorboard: a folder for TensorBoard's files. wandb: a Weights & Biases project to log to.
-    report: receives progress lines instead of the terminal, where given.
+    memory_bytes: what the processes of a stage that sorts on disk (corpus) take for that, all together. report: receives progress lines
+    instead of the terminal, where given.
     """
 
     root: Path = Path("artifacts")
@@ -43,6 +44,7 @@ class Execution:
     device: str = "auto"
     micro_batch: int = 0
     threads: int = 1
+    memory_bytes: int = 2 << 30
     ranks: int = 1
     save_every_s: float = 10.0
     keep_states: int = 2

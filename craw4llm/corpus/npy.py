@@ -1,8 +1,8 @@
 """Writes a .npy file piece by piece, for arrays that are larger than memory or whose length is not known beforehand.
 
-    with NpyWriter(path, np.uint32) as out:
-        out.append(first)
-        out.append(second)           # the bytes are those of np.save(path, np.concatenate([first, second]))
+with NpyWriter(path, np.uint32) as out:
+    out.append(first)
+    out.append(second)           # the bytes are those of np.save(path, np.concatenate([first, second]))
 """
 
 from io import BytesIO

@@ -73,7 +73,7 @@ def test_a_budget_of_tokens_goes_on_from_its_checkpoint(shared_build, build, mon
     for tokens in (40_000, 90_000):
         done.clear()
         assert build(crawl("quality", budget_tokens=tokens)).digest == shared_build(crawl("quality", budget_tokens=tokens)).digest
-    assert 1 < done[0]  # the longer one began where the shorter one was
+    assert done[0] > 1  # the longer one began where the shorter one was
 
 
 def test_lengths_must_count_tokens(build):
@@ -254,7 +254,7 @@ def test_infinite_priorities_are_refused(shared_build):
     live = [links[(links < corpus.n_pages) & ~np.isin(links, corpus.heldout)] for links in live]
     seed = next(p for p, links in enumerate(live) if len(links) >= 4 and p not in links and p not in corpus.heldout)
     first, seeds = live[seed], np.array([seed], dtype=np.uint32)
-    make = lambda rank: Crawler(corpus, "indegree", None, seeds=seeds, budget=Budget(pages=300), batch_pages=4, rank=rank)  # noqa: E731
+    make = lambda rank: Crawler(corpus, "indegree", None, seeds=seeds, budget=Budget(pages=300), batch_pages=1, rank=rank)  # noqa: E731
     assert make(rank).run().refused == 0
     rank[first[0]] = np.inf
     rank[first[1]] = np.nan
