@@ -9,6 +9,7 @@ Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artif
 end and has saved where it is (run it again); 130 interrupted.
 """
 
+import dataclasses
 import importlib.metadata
 import json
 import logging
@@ -17,15 +18,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from craw4llm import __version__
-from craw4llm.artifact import Store
+from craw4llm.artifact import Store, storage_errors
 from craw4llm.errors import ConfigError, Craw4LLMError
 from craw4llm.execution import Execution, default_workers
-from craw4llm.experiment import Graph, expand, load, names
+from craw4llm.experiment import Graph, expand, keep, kept_names, load, names
 from craw4llm.options import Bytes, Part, root_option
 
 COMMANDS = "craw4llm.commands"  # entry-point group of further commands, so that `craw4llm` need not import `training`
@@ -63,25 +64,31 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None) -> Graph:
+def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> Graph:
+    return expand(load(experiment, root), _given(settings), replicates)
+
+
+def _given(settings: tuple[str, ...]) -> dict[str, str]:
     given = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise ConfigError(f"--set {setting!r}: expected KEY=VALUE")
         given[name] = value
-    return expand(load(experiment), given, replicates)
+    return given
 
 
 @cli.command()
 @_options
-def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> None:
-    """Show the stages of EXPERIMENT, what is finished, and what the arms will cost."""
-    from craw4llm.plan import describe
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: stages to do, cost, facts per arm, what is absent or short.")
+def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path, as_json: bool) -> None:
+    """Show the stages of EXPERIMENT, what is finished, what the arms will cost, and what will fall short. Nothing is run."""
+    from craw4llm.plan import describe, summary
     from craw4llm.runner import make_plan
 
-    graph = _graph(experiment, settings, replicates)
-    click.echo(describe(make_plan(graph, Execution(root=root))))
+    graph = _graph(experiment, settings, replicates, root)
+    planned = make_plan(graph, Execution(root=root), absent_inputs=True)
+    click.echo(json.dumps(summary(planned) | {"text": describe(planned)}) if as_json else describe(planned))
 
 
 @cli.command()
@@ -97,6 +104,13 @@ def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, roo
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Training processes, one device each.")
 @click.option("--save-every", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds between saved training states.")
 @click.option("--keep-states", type=click.IntRange(1), default=2, show_default=True, help="Training states kept while a run lasts.")
+@click.option("--milestone-every", type=click.IntRange(0), default=0, help="Keep training states at multiples of so many steps.")
+@click.option("--validate-every", type=click.IntRange(0), default=0, help="Steps between two held-out losses (0: at the end).")
+@click.option("--parallel", type=click.Choice(["ddp", "fsdp"]), default="ddp", show_default=True, help="Ranks hold all, or parts.")
+@click.option("--loader-workers", type=click.IntRange(0), default=1, show_default=True, help="Threads that read batches ahead.")
+@click.option("--shards-from", default="", help="Address of a copy of the artifact root, for training shards that are not here.")
+@click.option("--tensorboard", type=click.Path(file_okay=False, path_type=Path), help="A folder for TensorBoard's files.")
+@click.option("--wandb", default="", help="A Weights & Biases project to log training to.")
 @click.option("--compile/--no-compile", default=None, help="torch.compile the model (default: on CUDA).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per stage: what it made and where; all else goes to stderr.")
 def run(
@@ -115,6 +129,13 @@ def run(
     ranks: int,
     save_every: float,
     keep_states: int,
+    milestone_every: int,
+    validate_every: int,
+    parallel: Literal["ddp", "fsdp"],
+    loader_workers: int,
+    shards_from: str,
+    tensorboard: Path | None,
+    wandb: str,
     compile: bool | None,
     as_json: bool,
 ) -> None:
@@ -122,7 +143,7 @@ def run(
     from craw4llm import browse, runner
 
     started = time.monotonic()
-    graph = _graph(experiment, settings, replicates)
+    graph = _graph(experiment, settings, replicates, root)
     execution = Execution(
         root=root,
         workers=workers,
@@ -132,6 +153,13 @@ def run(
         ranks=ranks,
         save_every_s=save_every,
         keep_states=keep_states,
+        milestone_steps=milestone_every,
+        validate_steps=validate_every,
+        parallel=parallel,
+        loader_workers=loader_workers,
+        shards_from=shards_from,
+        tensorboard=tensorboard,
+        wandb=wandb,
         compile=compile,
     )
     planned = runner.make_plan(graph, execution)
@@ -168,6 +196,32 @@ def run(
 
 
 @cli.command()
+@_options
+def declare(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> None:
+    """Keep EXPERIMENT with these values under a name of its own, which all commands know, and print the name."""
+    declared = load(experiment, root)
+    with storage_errors(root):
+        click.echo(keep(declared, _given(settings), declared.replicates if replicates is None else replicates, root).name)
+
+
+@cli.command()
+@_options
+@click.option("--run-id", required=True, help="Who claims it: a run that asks again has what it had.")
+@click.option("--release", "give_back", is_flag=True, help="Give the run's replicate back instead.")
+def claim(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path, run_id: str, give_back: bool) -> None:
+    """Claim the next replicate of EXPERIMENT for a run, and print it as JSON; or say why no further one is wanted."""
+    from craw4llm import reruns
+
+    declared, given = load(experiment, root), _given(settings)
+    if replicates is not None:
+        declared = dataclasses.replace(declared, until_replicates=replicates)
+    if give_back:
+        click.echo(json.dumps({"released": reruns.release(declared, given, root, run_id)}))
+    else:
+        click.echo(json.dumps(reruns.claim(declared, given, root, run_id)))
+
+
+@cli.command()
 @click.argument("name", required=False)
 @click.argument("what", required=False)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="For a crawl: also write its plot to this file.")
@@ -184,7 +238,7 @@ def show(name: str | None, what: str | None, svg: Path | None, seeds: Path | Non
     from craw4llm import browse
 
     if what is None and name not in ("corpus", "crawl", "page"):
-        click.echo(browse.show(name, root, names()))
+        click.echo(browse.show(name, root, [*names(), *kept_names(root)]))
     elif what is not None and name == "page":
         click.echo(browse.show_page(what, root))
     elif what is not None and name == "corpus":

@@ -167,6 +167,32 @@ ScorerSource = External | SyntheticText | Length | UrlFeature | GraphMeasure | E
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HtmlLimits:
+    """What reading one HTML page may take; a page that takes more is a reject with its reason (craw4llm.corpus.extraction).
+
+    page_bytes: HTML after HTTP decoding. page_seconds: processor time. memory_bytes: address space.
+    """
+
+    page_bytes: int = 5_000_000
+    page_seconds: float = 20.0
+    memory_bytes: int = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarcArchive:
+    """WARC files with what Common Crawl derives from them (craw4llm.corpus.warc). A WARC file or folder as a plain source has the defaults.
+
+    files: one file, or a folder of WARC, WET and WAT files. text: where the folder has a WET record of a page too, its text is the page's
+        main content ("html"), or the record's ("wet"). links: likewise the page's ("html") or the WAT record's ("wat").
+    Pages of WET files whose WARC file is not there have the text of the WET record, and the links of the WAT record where there is one.
+    """
+
+    files: External
+    text: Literal["html", "wet"] = "html"
+    links: Literal["html", "wat"] = "html"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class UrlRules:
     """What is one page, beyond the URL standard's canonical form (craw4llm.corpus.urls).
 
@@ -182,7 +208,8 @@ class UrlRules:
 class CorpusConfig(Config):
     """-> page table, texts, link graph, held-out ids.
 
-    source: a file or folder in one of the forms of docs/corpus.md, or SyntheticWeb.
+    source: a file or folder in one of the forms of docs/corpus.md; WarcArchive, an archive with its choices; or SyntheticWeb.
+    html: limits for reading one HTML page (HTML tree and WARC).
     columns: (name that the corpus uses, name in the source) for Parquet and JSON lines whose fields are called otherwise.
     heldout_fraction: share of the pages drawn by hash of their URL, before any policy: never crawlable, never selected.
     heldout_by: the hash is of each page's URL, or of its host, so that a host is held out whole.
@@ -200,7 +227,8 @@ class CorpusConfig(Config):
 
     stage: ClassVar[str] = "corpus"
     version: ClassVar[int] = 2
-    source: External | SyntheticWeb
+    source: External | SyntheticWeb | WarcArchive
+    html: HtmlLimits = HtmlLimits()
     columns: tuple[tuple[str, str], ...] = ()
     heldout_fraction: float = 0.01
     heldout_by: Literal["page", "host"] = "page"
@@ -222,6 +250,10 @@ class CorpusConfig(Config):
             raise self.refuse("dangling_links", "dead or outside")
         if self.max_text_chars < 1:
             raise self.refuse("max_text_chars", "at least 1")
+        if self.html.page_bytes < 1 or not 0 < self.html.page_seconds <= 3600 or self.html.memory_bytes < 64 << 20:
+            raise self.refuse("html", "page_bytes of at least 1, page_seconds above 0 and up to 3600, memory_bytes of at least 64 MiB")
+        if isinstance(self.source, WarcArchive) and (self.source.text not in ("html", "wet") or self.source.links not in ("html", "wat")):
+            raise self.refuse("source", "text html or wet, and links html or wat")
         if self.url_rules.query not in ("kept", "sorted"):
             raise self.refuse("url_rules", 'query "kept" or "sorted"')
         if self.duplicates not in ("first", "last"):

@@ -29,10 +29,11 @@ from typing import Any
 from tqdm import tqdm
 
 from craw4llm.artifact import Artifact, Store, storage_errors
-from craw4llm.errors import ArtifactError, ConfigError, Craw4LLMError, StageError
+from craw4llm.errors import ArtifactError, ConfigError, Craw4LLMError, InputError, StageError
 from craw4llm.execution import Execution
 from craw4llm.experiment import Graph, Node
 from craw4llm.externals import ExternalDigests
+from craw4llm.fingerprint import External
 from craw4llm.processes import worker_pool
 from craw4llm.stage import Config, Planner, implementation
 
@@ -60,6 +61,7 @@ class Plan:
     store: Store
     fingerprints: Mapping[str, str]  # node id -> fingerprint
     work: Mapping[str, Work]
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # stage key -> the external input that is not there
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -73,18 +75,41 @@ class Plan:
         return [node for node in nodes if self.artifact(node) is None]
 
 
-def make_plan(graph: Graph, execution: Execution) -> Plan:
-    """Reads the digests of external inputs and computes all fingerprints. Raises InputError for an input that is not there."""
+def make_plan(graph: Graph, execution: Execution, *, absent_inputs: bool = False) -> Plan:
+    """Reads the digests of external inputs and computes all fingerprints. Raises InputError for an input that is not there.
+
+    absent_inputs: no error then; `Plan.absent` names it, and the fingerprints of all that is made from it are not the real ones. For
+        looking at an experiment before its inputs are at hand.
+    """
     digests = ExternalDigests(execution.root / "externals.json")
-    planner = Planner(digests)
+    absent: dict[str, str] = {}
+
+    def digest_of(external: External) -> str:
+        if external in missing:
+            return f"absent {external.name}"
+        try:
+            return digests(external)
+        except InputError as error:
+            if not absent_inputs:
+                raise
+            missing[external] = str(error)
+            return f"absent {external.name}"
+
+    missing: dict[External, str] = {}
+    planner = Planner(digest_of)
     prints: dict[str, str] = {}
     work: dict[str, Work] = {}
     for node in graph.nodes:
         prints[node.id] = planner.fingerprint(node.stage)
         inputs = {name: (s.config.stage, planner.fingerprint(s)) for name, s in node.stage.inputs.items()}
         work[node.id] = Work(node.id, node.stage.config, planner.config_record(node.stage), prints[node.id], inputs)
+    for node in graph.nodes:
+        found = [missing[e] for e in node.stage.externals() if e in missing]
+        found += [absent[s.key] for s in node.stage.inputs.values() if s.key in absent]
+        if found:
+            absent[node.stage.key] = found[0]
     digests.save()
-    return Plan(graph, Store(execution.root), prints, work)
+    return Plan(graph, Store(execution.root), prints, work, absent)
 
 
 def build(work: Work, execution: Execution) -> bool:

@@ -21,6 +21,7 @@ The module that does a stage's work is found through the entry-point group `craw
 """
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping
@@ -140,6 +141,7 @@ class Planner:
         return canonical(stage.config, self.digest_of)
 
 
+@functools.cache  # reading the entry points of a large environment takes 20 ms or more
 def implementation(stage: str) -> Any:
     """The module that does the work of the stage of this name."""
     found = {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}

@@ -115,15 +115,12 @@ class Corpus:
         return np.load(self.artifact.file("indegree.npy"), mmap_mode="r")
 
     @cached_property
-    def _links(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        return (
-            np.load(self.artifact.file("links_offsets.npy"), mmap_mode="r"),
-            np.load(self.artifact.file("links_targets.npy"), mmap_mode="r"),
-        )
+    def _links(self) -> RowReader:
+        return RowReader(self._link_offsets, np.load(self.artifact.file("links_targets.npy"), mmap_mode="r"))
 
     @cached_property
-    def _row_reader(self) -> RowReader:
-        return RowReader(*self._links)
+    def _link_offsets(self) -> NDArray[np.uint64]:
+        return np.load(self.artifact.file("links_offsets.npy"), mmap_mode="r")
 
     @cached_property
     def _texts(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
@@ -154,13 +151,11 @@ class Corpus:
         Returns (offsets int64[len(pages) + 1], targets uint32): the targets of pages[k], ascending, are
         targets[offsets[k]:offsets[k + 1]].
         """
-        return self._row_reader.read(pages)
+        return self._links.read(pages)
 
     def link_flags(self, pages: ArrayLike) -> NDArray[np.uint8] | None:
         """uint8, bits of craw4llm.corpus.records.LinkFlag, one per target of `outlinks(pages)`; None where the source has none."""
-        if self._flags is None:
-            return None
-        return np.asarray(self._flags[self._link_rows(pages)[1]], dtype=np.uint8)
+        return None if self._flags is None else self._flags.read(pages)[1]
 
     def anchors(self, pages: ArrayLike) -> list[str | None] | None:
         """Anchor texts, one per target of `outlinks(pages)` (None: a link without one); None where the source has none."""
@@ -173,26 +168,23 @@ class Corpus:
 
         The transposed graph is made when it is first asked for, and kept beside the memo (craw4llm.corpus.transpose).
         """
-        return _gather(*self._in_links, targets)
+        return self._in_links.read(targets)
 
     @cached_property
-    def _in_links(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    def _in_links(self) -> RowReader:
         from craw4llm.corpus.transpose import in_links
 
-        return in_links(self.artifact, self.n_targets)
+        return RowReader(*in_links(self.artifact, self.n_targets))
 
     @cached_property
-    def _flags(self) -> NDArray[np.uint8] | None:
+    def _flags(self) -> RowReader | None:
         path = self.artifact.path / "links_flags.npy"
-        return np.load(path, mmap_mode="r") if path.exists() else None
+        return RowReader(self._link_offsets, np.load(path, mmap_mode="r")) if path.exists() else None
 
     @cached_property
     def _anchors(self) -> AnchorReader | None:
         path = self.artifact.path / ANCHOR_TEXTS
-        return AnchorReader(path, self.artifact.file(ANCHOR_OFFSETS), self._links[0]) if path.exists() else None
-
-    def _link_rows(self, pages: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return _rows(self._links[0], pages)
+        return AnchorReader(path, self.artifact.file(ANCHOR_OFFSETS), self._link_offsets) if path.exists() else None
 
     def canonical(self, url: str) -> str | None:
         """The spelling of a URL in this corpus, by its own `url_rules`; None for what is no web page's URL."""
@@ -212,18 +204,3 @@ class Corpus:
         wanted = pa.array([self.canonical(url) or "" for url in urls], type=pa.string())
         found = pc.index_in(wanted, value_set=self.urls)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _rows(all_offsets: NDArray[np.uint64], ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(offsets int64[len(ids) + 1], rows int64): where these ids' entries begin among each other, and where they lie in a CSR array."""
-    wanted = np.asarray(ids, dtype=np.int64)
-    starts = all_offsets[wanted].astype(np.int64)
-    lengths = all_offsets[wanted + 1].astype(np.int64) - starts
-    offsets = np.zeros(len(wanted) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets, np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], lengths)
-
-
-def _gather(all_offsets: NDArray[np.uint64], values: NDArray[np.uint32], ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    offsets, rows = _rows(all_offsets, ids)
-    return offsets, np.asarray(values[rows], dtype=np.uint32)

@@ -26,6 +26,13 @@ REASONS: Mapping[str, str] = {
     "too_large": "the file or record is larger than a page may be",
     "unparsable": "the HTML parser or the text extraction failed",
     "unreadable": "the file cannot be read",
+    "misframed": "the record's stated length does not lead to its end",
+    "bad_digest": "the record has not the digest that it states",
+    "truncated": "the crawler kept only the beginning of the page (WARC-Truncated, other than by length)",
+    "bad_encoding": "the HTTP body is not in the transfer or content coding that its header names",
+    "timeout": "reading the page took more processor time than a page may",
+    "out_of_memory": "reading the page took more memory than a page may",
+    "crashed": "reading the page ended the process that did it",
 }
 
 

@@ -10,6 +10,7 @@
 | a BVGraph (.graph, .properties), a Parquet file with the integers source and target | craw4llm.corpus.graph_only |
 | a folder with web.json, kind "html_tree" | craw4llm.corpus.html_tree |
 | a folder with web.json, kind "synthetic"; SyntheticWeb | craw4llm.corpus.synthetic |
+| a .warc or .wet file (also .gz), a folder with such files; WarcArchive | craw4llm.corpus.warc |
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,34 +18,29 @@ from pathlib import Path
 from typing import Any
 
 from craw4llm.artifact import Artifact, Result
-from craw4llm.configs import CorpusConfig, SyntheticWeb
+from craw4llm.configs import CorpusConfig, HtmlLimits, SyntheticWeb, WarcArchive
 from craw4llm.corpus import jsonl
 from craw4llm.corpus.build import build, build_part
 from craw4llm.corpus.edges import is_linked, open_linked
+from craw4llm.corpus.extraction import DEFAULT_LIMITS
 from craw4llm.corpus.graph_only import GraphSource, build_graph, has_edges, open_bvgraph, open_edges
 from craw4llm.corpus.html_tree import WEB_JSON, open_web
 from craw4llm.corpus.parquet import open_parquet
 from craw4llm.corpus.records import Source
 from craw4llm.corpus.synthetic import open_synthetic
+from craw4llm.corpus.warc import is_archive, list_archive, open_warc
 from craw4llm.errors import InputError
 from craw4llm.execution import Execution
 from craw4llm.fingerprint import External
 
 SUPPORTED = (
     "a Parquet or JSON lines file (url, text, outlinks) or a folder of such files, a folder with web.json (an HTML tree), "
+    "WARC files, "
     "a link graph (BVGraph, nodes.parquet with edges.parquet), or the synthetic web"
 )
 
 # How a file's name ends -> the format that it is not read as.
 _NOT_READ = {
-    ".warc": "WARC",
-    ".warc.gz": "WARC",
-    ".wet": "WET",
-    ".wet.gz": "WET",
-    ".wat": "WAT",
-    ".wat.gz": "WAT",
-    ".arc": "ARC",
-    ".arc.gz": "ARC",
     ".json": "JSON (one object a line is read from .jsonl)",
     ".json.gz": "JSON (one object a line is read from .jsonl.gz)",
     ".csv": "CSV",
@@ -59,7 +55,7 @@ RESUMES = True
 
 
 def run(config: CorpusConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
-    source = open_source(config.source, config.columns)
+    source = open_source(config.source, config.columns, config.html)
     if isinstance(source, GraphSource):
         built, more = build_graph(source, out, config, execution), {}
     else:
@@ -70,22 +66,28 @@ def run(config: CorpusConfig, inputs: Mapping[str, Artifact], out: Path, executi
 
 def run_part(config: CorpusConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution, *, part: int, of: int) -> str:
     """Prepares a share of the source, for the run that builds the artifact. Returns a sentence on what was done."""
-    source = open_source(config.source, config.columns)
+    source = open_source(config.source, config.columns, config.html)
     if isinstance(source, GraphSource):
         return "a graph without texts has no parts; the run that builds it does all of the work"
     records = build_part(source, out, config, execution, part=part, of=of)
     return f"{records:,} records prepared"
 
 
-def open_source(source: External | SyntheticWeb, columns: Sequence[tuple[str, str]] = ()) -> Source | GraphSource:
+def open_source(
+    source: External | SyntheticWeb | WarcArchive, columns: Sequence[tuple[str, str]] = (), html: HtmlLimits = DEFAULT_LIMITS
+) -> Source | GraphSource:
     """The source that a config names. Raises InputError for one that is missing, of the wrong form, or not supported."""
     if isinstance(source, SyntheticWeb):
         return open_synthetic(source)
+    if isinstance(source, WarcArchive):
+        return open_warc(Path(source.files.path), source.text, source.links, html)
     path = Path(source.path)
     if path.is_dir():
-        return _open_folder(path, columns)
+        return _open_folder(path, columns, html)
     if not path.is_file():
         raise InputError(f"corpus: {path} does not exist (looked in {Path.cwd()}); give {SUPPORTED}")
+    if is_archive(path.name):
+        return open_warc(path, limits=html)
     name = path.name.lower()
     if name.endswith(jsonl.ENDINGS):
         return jsonl.open_jsonl(path, columns=columns)
@@ -99,9 +101,9 @@ def open_source(source: External | SyntheticWeb, columns: Sequence[tuple[str, st
     return open_parquet(path, columns=columns)
 
 
-def _open_folder(path: Path, columns: Sequence[tuple[str, str]]) -> Source | GraphSource:
+def _open_folder(path: Path, columns: Sequence[tuple[str, str]], html: HtmlLimits) -> Source | GraphSource:
     if (path / WEB_JSON).is_file():
-        return open_web(path)
+        return open_web(path, html)
     if (path / "txt").is_dir() and (path / "outlink").is_dir():
         raise _not_supported(path, "ClueWeb22")
     if is_linked(path):
@@ -114,12 +116,14 @@ def _open_folder(path: Path, columns: Sequence[tuple[str, str]]) -> Source | Gra
         listed = [p for p in files if p.name.lower().endswith(endings)]
         if listed:
             return opened(path, listed, columns)
-    raise InputError(f"corpus: the folder {path} has no {WEB_JSON} and no .parquet or .jsonl files; supported are {SUPPORTED}")
+    if list_archive(path):
+        return open_warc(path, limits=html)
+    raise InputError(f"corpus: the folder {path} has no {WEB_JSON} and no .parquet, .jsonl or .warc files; supported are {SUPPORTED}")
 
 
 def estimate(config: CorpusConfig, inputs: Mapping[str, Any]) -> dict[str, tuple[float | int | None, str]]:
     """What is known before the build: the records of the source."""
-    return {"records": (open_source(config.source, config.columns).records, "records")}
+    return {"records": (open_source(config.source, config.columns, config.html).records, "records")}
 
 
 def _not_supported(path: Path, kind: str) -> InputError:

@@ -24,7 +24,6 @@ link in the frontier, no caps. Its dropped part follows from what was met, so ch
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -43,6 +42,7 @@ from craw4llm.crawl.places import Places
 from craw4llm.crawl.policies import FullGraph, Learner, Live, Policy, Seen, TargetText, make_policy, policy_state, restore_policy
 from craw4llm.errors import ConfigError
 from craw4llm.execution import Progress
+from craw4llm.scoring.means import exact_sum, mean_score
 from craw4llm.scoring.memo import PageScores
 
 Targets = NDArray[np.uint32]
@@ -645,23 +645,6 @@ def distinct_targets(targets: Targets, *, with_inverse: bool) -> tuple[Targets, 
     if with_inverse:
         inverse[positions] = np.cumsum(begins) - 1
     return sorted_targets[begins], positions[begins], inverse
-
-
-def mean_score(scores: NDArray[np.float32]) -> float | None:
-    """Mean of the scores that are there; None where there is none. Summed exactly, so that it is the same on any machine."""
-    total, count = exact_sum(scores)
-    return total / count if count else None
-
-
-def exact_sum(scores: NDArray[np.float32]) -> tuple[float, int]:
-    """(math.fsum of the scores that are there, their number), 10 times as fast: summed by exponent, where whole numbers add exactly."""
-    known = scores[~np.isnan(scores)]
-    if not np.isfinite(known).all() or len(known) > 1 << 28:
-        return math.fsum(known.tolist()), len(known)
-    fractions, exponents = np.frexp(known)
-    sums = np.bincount(exponents + 160, weights=fractions * np.float32(1 << 24))  # 24 bits each, under 2^52 in all
-    present = np.flatnonzero(sums)
-    return math.fsum(math.ldexp(sums[k], int(k) - 184) for k in present), len(known)
 
 
 def _note(row: Iteration) -> str:

@@ -135,6 +135,10 @@ def estimate(config: TokenizeConfig, inputs: Mapping[str, Mapping[str, Count]]) 
     """Tokens and disk, where the bytes of the selected texts are known."""
     selection = inputs.get("selection", {})
     text_bytes, exact = selection.get("kept_text_bytes", (None, ""))[0], selection.get("kept_tokens", (None, ""))[0]
+    if text_bytes is None:  # as many bytes a page as the corpus has
+        kept, corpus = selection.get("kept_pages", (None, ""))[0], inputs.get("corpus", {})
+        all_bytes, pages = corpus.get("text_bytes", (None, ""))[0], corpus.get("pages", (None, ""))[0]
+        text_bytes = kept * all_bytes / pages if kept and all_bytes and pages else None
     if config.pages != "selection" or (text_bytes is None and exact is None):
         return {}
     vocab_size = inputs.get("tokenizer", {}).get("vocab_size", (None, ""))[0]

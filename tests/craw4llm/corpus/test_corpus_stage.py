@@ -15,11 +15,7 @@ def external(path: Path) -> External:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("crawl.warc", "WARC"),
-        ("CRAWL.WARC.GZ", "WARC"),
-        ("crawl.warc.wet.gz", "WET"),
         ("docs.json.gz", "JSON"),
-        ("old.arc.gz", "ARC"),
         ("pages.csv", "CSV"),
     ],
 )

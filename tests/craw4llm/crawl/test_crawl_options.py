@@ -15,11 +15,12 @@ from craw4llm.crawl import frontier, loop
 from craw4llm.crawl.bitset import BitSet
 from craw4llm.crawl.budget import Budget
 from craw4llm.crawl.caps import Caps
-from craw4llm.crawl.loop import Crawler, exact_sum
+from craw4llm.crawl.loop import Crawler
 from craw4llm.crawl.places import Places
 from craw4llm.crawl.trace import Trace
 from craw4llm.errors import ConfigError, StageError
-from craw4llm.scoring import memo
+from craw4llm.scoring import mapped
+from craw4llm.scoring.means import exact_sum
 from craw4llm.scoring.memo import PageScores
 from craw4llm.scoring.scorer import NOT_READ, SCORED
 from craw4llm.stage import Stage
@@ -316,7 +317,7 @@ def test_a_memo_in_a_file_without_a_name(monkeypatch, shared_build, execution):
     corpus, scorer = shared_build(WEB), shared_build(SCORER)
     with PageScores(corpus, scorer, execution) as scores:
         expected = scores.scores(np.arange(40))
-    monkeypatch.setattr(memo, "_MAPPED", 0)
+    monkeypatch.setattr(mapped, "MAPPED", 0)
     before = sorted(execution.memo.rglob("*"))
     with PageScores(corpus, scorer, execution) as scores:
         assert isinstance(scores._memo._scores, np.memmap)
