@@ -27,6 +27,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -367,15 +368,16 @@ class Crawler:
         # The linking page of each link, a place in the batch. Links are in the order of crawl ranks: the first linked first.
         link_source = np.repeat(np.arange(len(self._batch)), np.diff(offsets))
         row.links = len(targets)
+        kept = np.ones(len(targets), dtype=np.bool_)
         if self._heldout is not None:
-            heldout = self._heldout.has(targets)
-            row.heldout_links = int(np.count_nonzero(heldout))
-            row.links -= row.heldout_links
-            targets, link_source = targets[~heldout], link_source[~heldout]
+            kept = ~self._heldout.has(targets)
+            row.links = int(np.count_nonzero(kept))
+            row.heldout_links = len(targets) - row.links
         moves = self._policy.moves
         if moves:
-            is_open = ~self._closed.has(targets)
-            targets, link_source = targets[is_open], link_source[is_open]
+            kept &= ~self._closed.has(targets)
+        if moves or self._heldout is not None:
+            targets, link_source = targets[kept], link_source[kept]
         distinct, first, inverse = distinct_targets(targets, with_inverse=moves)
         new = np.flatnonzero(~self._seen.has(distinct))
         if not moves:  # only what is new matters; sorted before it was looked up: a third of the time
@@ -409,10 +411,16 @@ class Crawler:
             if learner is not None:
                 assert self._depth is not None
                 urls, depth = self._urls(distinct[new]), self._depth[distinct]
-                seen = replace(seen, link_page=self._batch[link_source], new=new, urls=urls, depth=depth)
+                seen = replace(seen, link_page=self._batch[link_source], new=new, urls=urls, depth=depth, **self._link_texts(kept))
         self._frontier.push(self._places.of(distinct), self._priorities(seen))
         if self._prunes:
             self._frontier.prune(self._budget.left(self._n_crawled, 0)[0])
+
+    def _link_texts(self, kept: NDArray[np.bool_]) -> dict[str, Any]:
+        """Anchors and flags of the last batch's links, where the corpus has them. kept: which of its links."""
+        anchors, flags = self._corpus.anchors(self._batch), self._corpus.link_flags(self._batch)
+        found: dict[str, Any] = {} if flags is None else {"link_flags": flags[kept]}
+        return found if anchors is None else {**found, "link_anchors": [anchors[k] for k in np.flatnonzero(kept).tolist()]}
 
     def _priorities(self, seen: Seen) -> NDArray[np.float32]:
         """Of the policy; infinite ones, which no score or measure means, are refused: counted, and last like those of unscored pages."""
