@@ -67,7 +67,7 @@ def docweb_crawls(
         knows = {"scorer": rater} if policy in NEEDS_SCORER else {}
         if policy in NEEDS_RANK:
             knows["rank"] = ranks[policy]
-        return Stage(config, f"{policy}/crawl", corpus=web, **knows, **match)
+        return Stage(config, f"{policy}/crawl_s{seed_sets + replicate}", corpus=web, **knows, **match)
 
     quality = crawl("quality")
     crawls = {policy: quality if policy == "quality" else crawl(policy, match=quality) for policy in POLICIES}

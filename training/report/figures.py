@@ -351,6 +351,7 @@ def _drawn(figure: Figure) -> Drawing:
     text = stream.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    figure.set_layout_engine("none")  # the layout is made: it would cost as much again
     pixels = io.BytesIO()
     FigureCanvasAgg(figure).print_png(pixels, metadata={"Software": None}, pil_kwargs={})
     return Drawing(re.sub(r"[ \t]+\n", "\n", text), pixels.getvalue())

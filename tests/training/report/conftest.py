@@ -84,8 +84,8 @@ def make_crawl(
                 "fetch_rank": pa.array([row[1] for row in rows], pa.uint64()),
                 "crawl_rank": pa.array([row[2] for row in rows], pa.uint32()),
                 "crawl_iteration": pa.array([row[4] for row in rows], pa.uint32()),
-                "parent": pa.array([None] * len(rows), pa.uint32()),
-                "depth": pa.array([0] * len(rows), pa.uint32()),
+                "parent": pa.array([None, *(row[0] for row in rows[:-1])][: len(rows)], pa.uint32()),
+                "depth": pa.array(range(len(rows)), pa.uint32()),
                 "priority": pa.array([math.nan] * len(rows), pa.float32()),
                 "score": pa.nulls(len(rows), pa.float32()) if score is None else score,
             },
@@ -107,6 +107,7 @@ def make_crawl(
                 "iteration": pa.array(iterations, pa.uint32()),
                 "fetched": pa.array([sum(row[3] == it for row in rows) for it in iterations], pa.uint64()),
                 "dead": pa.array([sum(d == it for _, d in dead) for it in iterations], pa.uint64()),
+                "discovered": pa.array([sum(row[3] == it for row in rows) + 1 for it in iterations], pa.uint64()),
             },
         )
 
@@ -142,6 +143,10 @@ def make_corpus(fakes: Fakes, urls: list[str], origin: str) -> Artifact:
             },
         )
         np.save(out / "heldout.npy", np.arange(n - HELDOUT, n, dtype=np.uint32))
+        targets = [sorted({(7 * i + 3) % n, (i + 1) % n, n + i % DEAD} - {i}) for i in range(n)]
+        np.save(out / "links_offsets.npy", np.concatenate([[0], np.cumsum([len(t) for t in targets])]).astype(np.uint64))
+        np.save(out / "links_targets.npy", np.concatenate(targets).astype(np.uint32))
+        np.save(out / "indegree.npy", np.bincount(np.concatenate(targets), minlength=n + DEAD).astype(np.uint32))
 
     counts = {
         "pages": n,
