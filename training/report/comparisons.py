@@ -1,8 +1,8 @@
 """Which pairs of arms are compared, under which heading, and by which measure.
 
-    bpb   = by_bytes(study)                       held-out bits per byte; lower is better
-    core  = by_core(study)                        Core v1 and v2, where every model ran the full task files
-    found = compare_arms(study, costs, bpb)       each pair once, under the first heading that asks for it
+bpb   = by_bytes(study)                       held-out bits per byte; lower is better
+core  = by_core(study)                        Core v1 and v2, where every model ran the full task files
+found = compare_arms(study, costs, bpb)       each pair once, under the first heading that asks for it
 """
 
 import dataclasses

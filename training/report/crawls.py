@@ -12,7 +12,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -24,7 +24,7 @@ from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.trace import Trace as CrawlTrace
 from training.report.analysis import gini, t_interval
-from training.report.curves import Scores, Trace, mean_of_best, mean_of_first
+from training.report.curves import Ids, Scores, Trace, mean_of_best, mean_of_first
 from training.report.lineage import KNOWS, Study
 from training.report.tables import Costs, Table, Value, table
 from training.report.verdict import Floats, Pair
@@ -62,7 +62,9 @@ def yardsticks(study: Study, costs: Mapping[str, Costs], at_pages: Sequence[int]
         found = []
         for pages in sorted(at_pages):
             fetches = {
-                r: CrawlTrace(crawl).prefix(pages=pages).fetches for r, crawl in sorted(crawls.items()) if crawl.count("crawled_pages") >= pages
+                r: CrawlTrace(crawl).prefix(pages=pages).fetches
+                for r, crawl in sorted(crawls.items())
+                if crawl.count("crawled_pages") >= pages
             }
             if fetches:
                 found.append(Yardstick(pages, pages, fetches))
@@ -144,7 +146,7 @@ def policy_means(policies: Table) -> Table:
         made.append(record)
     order = {at: k for k, at in enumerate(dict.fromkeys(record["compared_at"] for record in made))}
 
-    def key(record: dict[str, Value]) -> tuple[int, float, str]:
+    def key(record: Mapping[str, Value]) -> tuple[int, float, str]:
         best = record["mean_score_best_at_fetches"]
         return order[record["compared_at"]], -float(best) if isinstance(best, int | float) else math.inf, str(record["policy"])
 
@@ -209,10 +211,8 @@ def needs_table(study: Study, traces: Sequence[Trace], at: Sequence[Yardstick]) 
                 continue
             crawl = study.crawls[t.policy][t.replicate]
             ordered = t.score[t.in_crawl_order]
-            crawled = _first(len(ordered), lambda n, s=ordered: _best_mean(s[:n], point.keep), target)
-            fetched = _first(
-                t.fetches, lambda n, t=t: _best_mean(t.score[: int(np.searchsorted(t.fetch_rank, n))], point.keep), target
-            )
+            crawled = _first(np.arange(1, len(ordered) + 1), ordered, point.keep, target)
+            fetched = _first(t.fetch_rank + 1, t.score, point.keep, target)
             if t.policy == reference:
                 crawled, fetched = point.pages, point.fetches_of(t.replicate)
             records.append(
@@ -240,20 +240,21 @@ def _best_mean(score: Floats, keep: int) -> float | None:
     return float(np.partition(finite, len(finite) - keep)[-keep:].mean())
 
 
-def _first(most: int, quality: Callable[[int], float | None], target: float) -> int | None:
-    """The smallest n at which a quality that never falls with n reaches the target; None if it does not at `most`."""
+def _first(amount: Ids, score: Floats, keep: int, target: float) -> int | None:
+    """The smallest amount (of pages or fetches, one a page, ascending) at which the best `keep` pages so far have a mean of `target`, which
+    they never lose again; None if they do not get there."""
 
-    def reached(n: int) -> bool:
-        value = quality(n)
+    def reached(pages: int) -> bool:
+        value = _best_mean(score[:pages], keep)
         return value is not None and value >= target - 1e-12
 
-    if not most or not reached(most):
+    if not len(score) or not reached(len(score)):
         return None
-    low, high = 0, most  # not reached at low, reached at high
+    low, high = 0, len(score)  # not reached with `low` pages, reached with `high`
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    return int(amount[high - 1])
 
 
 def _discovered(crawl: Artifact, fetches: int) -> int | None:

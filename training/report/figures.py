@@ -58,6 +58,7 @@ _RC: Any = {
 }
 _WIDTH, _HEIGHT = 5.0, 3.5  # inches: narrow, so that text stays readable on a phone
 
+
 @dataclasses.dataclass(frozen=True)
 class Drawing:
     """A figure in both forms. svg: takes its ink from the text around it. png: on white, at _DPI."""
@@ -227,7 +228,9 @@ def needs_figure(rows: Sequence[Mapping[str, Any]]) -> Drawing:
                     panel.barh(at, value, height=0.24, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=1.2)
                     panel.text(value, at, f" {value:,.0f}", va="center", fontsize=7.5)
         handles = [Patch(facecolor="none", edgecolor=colour, hatch=hatch, label=kind) for kind, colour, hatch in kinds]
-        panel.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.4, -0.16 if len(rows) > 5 else -0.25), ncols=3, frameon=False, fontsize=9)
+        panel.legend(
+            handles=handles, loc="upper center", bbox_to_anchor=(0.4, -0.16 if len(rows) > 5 else -0.25), ncols=3, frameon=False, fontsize=9
+        )
         panel.set_yticks(range(len(rows)), [row["policy"] for row in rows])
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.tick_params(axis="y", length=0)

@@ -178,7 +178,9 @@ class Study:
 
     def short(self, arm: str) -> str:
         """The arm's policy, where that tells it from the other arms of its comparison; else its name."""
-        here = self.arms[arm]
+        here = self.arms.get(arm)
+        if here is None:  # a policy of a study of crawls
+            return arm
         same = [name for name in self.members(here.comparison) if self.arms[name].policy == here.policy]
         return here.policy if here.policy and here.runs and len(same) == 1 else arm
 
@@ -252,7 +254,11 @@ def gather(inputs: Mapping[str, Artifact], reference: str, expected: Sequence[st
             if twin is not None:
                 missing[replicate] = f"the same model as replicate {twin}: the experiment does not change its seed"
                 continue
-            runs[replicate] = Run.of(artifact)
+            run = Run.of(artifact)
+            if mixed and run.selection.input("corpus").fingerprint != corpus.fingerprint:
+                missing[replicate] = f"made from another corpus, {run.selection.input('corpus').fingerprint}"
+                continue
+            runs[replicate] = run
             table = pq.read_table(artifact.file("pages.parquet"), columns=["page", "n_bytes", "nll"])
             found_nll = table["nll"].to_numpy().astype(np.float64)
             why = _fault(artifact, found_nll)

@@ -199,8 +199,9 @@ def summary(w: Words) -> dict[str, Any]:
         runs = study.arms[name].runs
         for core in ("core_v1", "core_v2", "raw_mean_23"):
             found = [tables.summary_of(run.results).get(core) for _, run in sorted(runs.items())]
-            if found and all(v is not None for v in found):
-                metrics[core] = _metric([float(v) for v in found], (None, None))
+            known = [float(v) for v in found if v is not None]
+            if known and len(known) == len(found):
+                metrics[core] = _metric(known, (None, None))
         if row["mean_score_kept"] is not None:
             metrics["mean_score_kept"] = _metric([float(row["mean_score_kept"])], (None, None))  # type: ignore[arg-type]
         arms.append(
@@ -310,7 +311,7 @@ def missing(study: Study) -> list[tuple[str, int, str]]:
 def verdict_sections(w: Words) -> list[dict[str, Any]]:
     """The verdicts by measure: {title, note, groups, open}; the first is shown, the others behind a fold."""
     titles = {"bits_per_byte": "held-out bits per byte", "core_v1": "Core v1", "core_v2": "Core v2"}
-    found = []
+    found: list[dict[str, Any]] = []
     for (metric, heldout), some in w.by.items():
         if not some:
             continue
@@ -457,11 +458,13 @@ def surprises(w: Words) -> list[str]:
                 f"{c.pair.a} against {reference}: {other.verdict} over all held-out pages, {c.pair.verdict} on those with the highest scores."
             )
     multiples = {(r["metric"], r["by"], r["policy"]): r for r in w.records("multiples")}
-    for (metric, by, policy), row in multiples.items():
+    for (name, by, policy), row in multiples.items():
         slope = row["per_doubling"]
-        up = w.measures[str(metric)].higher_is_better
+        up = w.measures[str(name)].higher_is_better
         if by == "pages_crawled" and isinstance(slope, float) and (slope > 0) != up:
-            found.append(f"{policy}: a larger pool to select from makes {w.measures[str(metric)].unit} worse, by {abs(slope):.4f} a doubling.")
+            found.append(
+                f"{policy}: a larger pool to select from makes {w.measures[str(name)].unit} worse, by {abs(slope):.4f} a doubling."
+            )
     for at, measure, pair in w.crawl_pairs:
         if pair.winner == pair.a and pair.b == reference:
             found.append(f"{pair.a} beats {reference} at {at:,} pages: {MEASURES[measure][0][0].lower()}{MEASURES[measure][0][1:]}.")
@@ -553,11 +556,7 @@ def machines(study: Study) -> list[str]:
         m = artifact.manifest["machine"]
         seen[f"{m['cpus']} CPUs, Python {m['python']}, {m['platform']}"] = None
     devices = sorted(
-        {
-            str(run.checkpoint.manifest["notes"]["device"])
-            for run in all_runs(study)
-            if "device" in run.checkpoint.manifest["notes"]
-        }
+        {str(run.checkpoint.manifest["notes"]["device"]) for run in all_runs(study) if "device" in run.checkpoint.manifest["notes"]}
     )
     return [*seen, *(f"trained on: {device}" for device in devices)]
 

@@ -33,7 +33,7 @@ from training.report.page import FEWEST_PAGES, WITHOUT, Figure, Words, num, rend
 from training.report.sizes import decisions_table
 from training.report.table1 import multiples_table, table1_table, tasks_table
 from training.report.tables import Table
-from training.report.verdict import arm_interval, seed_spread
+from training.report.verdict import Floats, arm_interval, seed_spread
 
 VOLATILE = ("report.html", "summary.md", "tables/stages.csv", "tables/stages.parquet")
 PAGERANK_LINKS = 100_000_000  # beyond, PageRank is shown only where it was given as the input "rank/pagerank"
@@ -165,7 +165,7 @@ def relations_of(study: Study, scores: curve_data.Scores | None) -> dict[str, an
     return found
 
 
-def pagerank_of(study: Study, corpus: Corpus) -> analysis.Floats | None:
+def pagerank_of(study: Study, corpus: Corpus) -> Floats | None:
     """float64[n_pages] from the input "rank/pagerank", else computed where the corpus is not too large; else None."""
     if study.pagerank is not None:
         return np.load(study.pagerank.file("column.npy"))[: corpus.n_pages].astype(np.float64)
@@ -235,7 +235,9 @@ def draw_models(
             else ""
         )
         drawing = figures.verdict_figure(rows, study.reference)
-        made.append(Figure("bits_per_byte", "answer", "Held-out bits per byte of every arm", f"{caption}Small ticks: single models.", drawing))
+        made.append(
+            Figure("bits_per_byte", "answer", "Held-out bits per byte of every arm", f"{caption}Small ticks: single models.", drawing)
+        )
     for metric in ("core_v1", "bits_per_byte"):
         measured = measures.get(metric)
         if measured is None:
@@ -324,17 +326,29 @@ def draw_crawls(
             f"Until the best {num(keep)} pages of a policy are as good as those that {rows[0]['reference']} crawls first. Crawled, fetched and discovered "
             "stay apart: a look-ahead policy fetches all that it discovers."
         )
-        found.append(Figure("needs", "crawls", "Crawled, fetched and discovered until the reference is matched", caption + band.replace("Band", "Bars"), figures.needs_figure(rows)))
+        found.append(
+            Figure(
+                "needs",
+                "crawls",
+                "Crawled, fetched and discovered until the reference is matched",
+                caption + band.replace("Band", "Bars"),
+                figures.needs_figure(rows),
+            )
+        )
     if scores is not None:
-        shown: dict[str, analysis.Floats] = {"all pages": scores.by_page[scores.open_to_crawls]}
+        shown: dict[str, Floats] = {"all pages": scores.by_page[scores.open_to_crawls]}
         pages = at[-1].pages if at else None
         for policy, by_replicate in sorted(study.crawls.items()):
             trace = curve_data.read_trace(policy, 0, by_replicate[min(by_replicate)], scores)
             rows_ = trace.in_crawl_order[:pages]
             shown[policy] = trace.score[rows_]
         edges, shares = analysis.histogram(shown)
-        caption = "Of all pages that a crawl may fetch, and of those that each policy crawled" + (f" among its first {num(pages)}." if pages else ".")
-        found.append(Figure("score_distribution", "links", "Distribution of scores", caption, figures.distribution_figure(edges, shares, "score")))
+        caption = "Of all pages that a crawl may fetch, and of those that each policy crawled" + (
+            f" among its first {num(pages)}." if pages else "."
+        )
+        found.append(
+            Figure("score_distribution", "links", "Distribution of scores", caption, figures.distribution_figure(edges, shares, "score"))
+        )
     return found
 
 
@@ -349,7 +363,7 @@ def needs_rows(needs: Table) -> list[dict[str, Any]]:
         own = [r for r in records if r["policy"] == policy and r["compared_at"] == last]
         row: dict[str, Any] = {"policy": policy, "reference": "the reference"}
         for kind, column in (("crawled", "pages_crawled_needed"), ("fetched", "fetches_needed"), ("discovered", "discovered_by_then")):
-            values = [float(r[column]) for r in own if isinstance(r[column], int | float)]
+            values = [float(value) for value in (r[column] for r in own) if isinstance(value, int | float)]
             row[kind] = statistics.fmean(values) if len(values) == len(own) else None
         found.append(row)
     return sorted(found, key=lambda r: (r["fetched"] is None, r["fetched"] or 0, r["policy"]))
@@ -361,12 +375,20 @@ def draw_links(relations: Mapping[str, analysis.Relation]) -> list[Figure]:
     found: list[Figure] = []
     if (r := relations.get("score against in-degree")) and r.bins:
         drawing = figures.relation_figure({"": r}, "in-degree + 1 (log scale)", "mean score", log_x=True)
-        found.append(Figure("score_by_indegree", "links", "Score against in-degree", f"Do links tell quality? {bars} (The paper: -0.11.)", drawing))
+        found.append(
+            Figure("score_by_indegree", "links", "Score against in-degree", f"Do links tell quality? {bars} (The paper: -0.11.)", drawing)
+        )
     hops = {f"{k}-hop": relations[f"score against {k}-hop outlinks"] for k in (1, 2) if f"score against {k}-hop outlinks" in relations}
     if any(r.bins for r in hops.values()):
         drawing = figures.relation_figure(hops, "mean score of the pages one or two links away", "score of the page")
         found.append(
-            Figure("score_by_outlinks", "links", "A page's score against its outlinks'", f"Do good pages link to good pages? {bars} (The paper: 0.61 and 0.60.)", drawing)
+            Figure(
+                "score_by_outlinks",
+                "links",
+                "A page's score against its outlinks'",
+                f"Do good pages link to good pages? {bars} (The paper: 0.61 and 0.60.)",
+                drawing,
+            )
         )
     if (r := relations.get("PageRank against in-degree")) and r.bins:
         drawing = figures.relation_figure({"": r}, "in-degree + 1 (log scale)", "PageRank (log scale)", log_x=True, log_y=True)

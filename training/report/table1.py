@@ -1,8 +1,8 @@
 """The paper's Table 1 from one's own runs, the published rows beside it; multiples of a baseline's pool; tasks at chance.
 
-    table1_table(study, "DCLM")          arms x (commonsense, language, reading, symbolic, world, Core v1), centered; per cent of oracle; ...
-    multiples_table(study, measures)     the pool that a baseline would need to match the reference, by the paper's own least-squares line
-    tasks_table(study)                   accuracy of every task by arm, and whether any arm is above chance
+table1_table(study, "DCLM")          arms x (commonsense, language, reading, symbolic, world, Core v1), centered; per cent of oracle; ...
+multiples_table(study, measures)     the pool that a baseline would need to match the reference, by the paper's own least-squares line
+tasks_table(study)                   accuracy of every task by arm, and whether any arm is above chance
 """
 
 import math
@@ -109,7 +109,9 @@ def _mean(arm: Arm, of: Callable[[Mapping[str, Any]], float | None]) -> float | 
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def multiples_table(study: Study, costs: Mapping[str, Costs], measures: Sequence[Measured]) -> tuple[Table, dict[tuple[str, str, str], Line]]:
+def multiples_table(
+    study: Study, costs: Mapping[str, Costs], measures: Sequence[Measured]
+) -> tuple[Table, dict[tuple[str, str, str], Line]]:
     """(table, (measure, by, policy) -> line): for every policy with pools of at least two sizes, the pool (in multiples of the pages kept) and
     the number of fetches at which its line of the measure on log2 of them reaches the reference's value."""
     records: list[dict[str, Value]] = []
