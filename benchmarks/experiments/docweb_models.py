@@ -46,8 +46,9 @@ def docweb_models(
     """Question: which crawl policy gives the better small language model from the same number of training tokens?
 
     Hypothesis: `quality` at 1x beats random and indegree at 1x and 2x and comes close to the oracle (Craw4LLM, arXiv 2502.13347, Table 1;
-    there by Core at 411M parameters). Here by bits per byte of held-out pages, over all of them and over the tenth with the highest scores: a
-    model trained on one kind of page may well lose on all kinds. The size `toy` is trained on the same tokens, to see whether it ranks the arms alike.
+    there by Core at 411M parameters). Here by bits per byte of held-out pages, over all of them and over the tenth with the highest
+    scores: a model trained on one kind of page may well lose on all kinds. The size `toy` is trained on the same tokens, to see whether
+    it ranks the arms alike.
     """
     web = Stage(CorpusConfig(source=External(name="corpus", path=corpus), heldout_fraction=0.04, dangling_links=dangling_links))
     rater = Stage(ScorerConfig(kind="fasttext", source=External(name="scorer model", path=scorer), route="projected"))
@@ -116,8 +117,8 @@ def docweb_models(
         report=ReportConfig(
             title="docweb: models of two million parameters from four crawl policies",
             question="Which crawl policy gives the better small language model from the same number of training tokens?",
-            hypothesis="quality at 1x beats random and indegree at 1x and 2x and comes close to the oracle (Craw4LLM, arXiv 2502.13347, Table 1, "
-            "there by Core at 411M parameters).",
+            hypothesis="quality at 1x beats random and indegree at 1x and 2x and comes close to the oracle (Craw4LLM, arXiv 2502.13347, "
+            "Table 1, there by Core at 411M parameters).",
             reference="quality/1x",
         ),
     )

@@ -177,7 +177,7 @@ def histogram(scores: Mapping[str, Floats], bins: int = 20) -> tuple[Floats, dic
     finite = {name: values[np.isfinite(values)] for name, values in scores.items()}
     everything = np.concatenate([v for v in finite.values() if len(v)] or [np.array([0.0, 1.0])])
     low, high = float(everything.min()), float(everything.max())
-    if 0 <= low and high <= 1:
+    if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
     return edges, {name: np.histogram(v, bins=edges)[0] / len(v) for name, v in finite.items() if len(v)}

@@ -2,9 +2,9 @@
 
     index/<experiment>.json -> arms by lineage -> the stage `report` over what is finished, with the rest shown as missing
 
-The same stage makes it that closes an experiment, so it is an artifact like any other. An arm's name has the experiment before it where there are
-several, and the parameters behind it where an experiment was run with several settings. What two runs have in common (equal fingerprints) is one arm;
-replicates of all runs are put together.
+The same stage makes it that closes an experiment, so it is an artifact like any other. An arm's name has the experiment before it where
+there are several, and the parameters behind it where an experiment was run with several settings. What two runs have in common (equal
+fingerprints) is one arm; replicates of all runs are put together.
 
 Importing this module is cheap: numpy and the rest are loaded by the command.
 """

@@ -3,8 +3,8 @@
     stages_table(study)     one row a kind of stage: wall time, processor and GPU hours, energy estimate, FLOPs
     overlap_table(study)    one row an arm: copies among its pages, overlap with evaluation items
 
-Energy is an estimate: wall time times an assumed draw. Processors: WATTS_PER_CPU for each of the machine's, as if the stage had the machine to
-itself; GPUs: the board power of the model that the manifest names.
+Energy is an estimate: wall time times an assumed draw. Processors: WATTS_PER_CPU for each of the machine's, as if the stage had the
+machine to itself; GPUs: the board power of the model that the manifest names.
 """
 
 from collections.abc import Mapping

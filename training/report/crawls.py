@@ -4,8 +4,8 @@
     table = policies_table(study, traces, scores, at)   one row a crawl and point
     pairs = crawl_pairs(table, "quality")               verdicts over replicates (sets of seeds), by paired differences
 
-A point is a number N of pages crawled, with the fetches that the reference's crawl made for them; the best N pages of what a policy fetched are
-compared at as many fetches.
+A point is a number N of pages crawled, with the fetches that the reference's crawl made for them; the best N pages of what a policy
+fetched are compared at as many fetches.
 """
 
 import dataclasses

@@ -153,8 +153,8 @@ def pools_figure(
                 if shown and multiple is not None and target is not None:
                     panel.plot([multiple * unit], [target], marker="x", markersize=7, color=colour, markeredgewidth=1.8)
                     panel.annotate(
-                        f"{multiple:.1f}x", xy=(multiple * unit, target), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=10,
-                        color=colour,
+                        f"{multiple:.1f}x", xy=(multiple * unit, target), xytext=(0, 7), textcoords="offset points",
+                        ha="center", fontsize=10, color=colour,
                     )  # fmt: skip
         if target is not None:
             panel.axhline(target, color=_INK, alpha=0.55, linewidth=1, linestyle=(0, (2, 2)))
@@ -175,7 +175,7 @@ def relation_figure(relations: Mapping[str, Relation], of_x: str, of_y: str, *, 
         panel = figure.subplots()
         for place, (name, relation) in enumerate(relations.items()):
             colour, dash = _COLOURS[place % len(_COLOURS)], _DASHES[place % len(_DASHES)]
-            x = np.array([b[1] for b in relation.bins]) * (1.0 if place == 0 or log_x else 1.0)
+            x = np.array([b[1] for b in relation.bins])
             y, low, high = (np.array([b[k] for b in relation.bins]) for k in (2, 3, 4))
             rho = "no rank correlation" if relation.rho is None else f"Spearman {relation.rho:+.2f}"
             shift = x + 1 if log_x else x

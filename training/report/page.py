@@ -455,7 +455,8 @@ def surprises(w: Words) -> list[str]:
         other = everywhere.get(c.pair.a)
         if other is not None and c.pair.b == reference and other.winner and c.pair.winner and other.winner != c.pair.winner:
             found.append(
-                f"{c.pair.a} against {reference}: {other.verdict} over all held-out pages, {c.pair.verdict} on those with the highest scores."
+                f"{c.pair.a} against {reference}: {other.verdict} over all held-out pages, {c.pair.verdict} on those with the "
+                "highest scores."
             )
     multiples = {(r["metric"], r["by"], r["policy"]): r for r in w.records("multiples")}
     for (name, by, policy), row in multiples.items():

@@ -3,8 +3,8 @@
     rows = published("DCLM")        the runs under that scorer, and those that need none
     rows[("quality", 1)].core_v1    0.2133
 
-Source: Craw4LLM, arXiv 2502.13347 v3, tables 1 and 3 to 7. Means are computed here by the rule of `training.evaluation.aggregate`, which gives
-the paper's Table 1 to the last digit printed; the 4x runs are in its figures and appendix only.
+Source: Craw4LLM, arXiv 2502.13347 v3, tables 1 and 3 to 7. Means are computed here by the rule of `training.evaluation.aggregate`, which
+gives the Core of the paper's Table 1 to the last digit printed; the 4x runs are in its figures and appendix only.
 """
 
 import csv

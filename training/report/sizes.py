@@ -2,9 +2,9 @@
 
     table = decisions_table(study, best)
 
-As in DataDecide (arXiv 2504.11393): of all pairs of recipes (what models are trained on), the share that the smaller size puts in the same order
-as the largest, once with the mean over replicates and once on average for a single replicate. There one small size ranks about 80% of pairs right,
-and likelihood metrics need far less compute than accuracy.
+As in DataDecide (arXiv 2504.11393): of all pairs of recipes (what models are trained on), the share that the smaller size puts in the
+order of the largest, once with the mean over replicates and once on average for a single replicate. There one small size ranks about 80%
+of pairs right, and likelihood metrics need far less compute than accuracy.
 """
 
 import itertools
@@ -31,8 +31,8 @@ TARGETS = ("core_v1", "bits_per_byte", "bits_per_byte_top_tenth")
 
 
 def decisions_table(study: Study, best: Study | None) -> Table:
-    """One row a smaller scale, metric and target (a metric of the largest scale). study: with all scales. Accuracies of the few self-written
-    items are no target."""
+    """One row a smaller scale, metric and target (a metric of the largest scale). study: with all scales. Accuracies of the few
+    self-written items are no target."""
     if len(study.scales) < 2:
         return table("decisions", ())
     *smaller, largest = study.scales

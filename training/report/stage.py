@@ -2,8 +2,8 @@
 
     corpus, scores, crawl/<policy>, results/<arm>#<replicate> -> report.html, summary.md, summary.json, tables/*, figures/*
 
-1. `lineage` reads the arms' results and walks back to their crawls; `comparisons` and `verdict` compare the arms; `curves` and `crawls` follow
-   the crawls, `analysis` the links; `table1`, `sizes`, `costs`, `explain` make the other tables.
+1. `lineage` reads the arms' results and walks back to their crawls; `comparisons` and `verdict` compare the arms; `curves` and `crawls`
+   follow the crawls, `analysis` the links; `table1`, `sizes`, `costs`, `explain` make the other tables.
 2. Tables and figures are written first (equal bytes for equal inputs); the page and the summaries (`page`) are made from the same values.
 
 What was measured in seconds, and the recorded runs that the page finds for "how to repeat", make report.html, summary.md and tables/stages
@@ -267,8 +267,8 @@ def draw_models(
                     f"{metric}_by_{by}",
                     "table1",
                     f"Quality per {kind}: {measured.unit} against {of_x}",
-                    f"One dot an arm; the lines are least squares on the logarithm, where a policy has pools of several sizes. Dotted: {study.reference}. "
-                    "A cross says at what multiple of its amount a policy's line meets it; beyond the dots that is extrapolation.",
+                    "One dot an arm; the lines are least squares on the logarithm, where a policy has pools of several sizes. "
+                    f"Dotted: {study.reference}. A cross says at what multiple of its amount a policy's line meets it; beyond the dots that is extrapolation.",
                     drawing,
                 )
             )
@@ -323,8 +323,8 @@ def draw_crawls(
     rows = needs_rows(made["needs"][1])
     if rows:
         caption = (
-            f"Until the best {num(keep)} pages of a policy are as good as those that {rows[0]['reference']} crawls first. Crawled, fetched and discovered "
-            "stay apart: a look-ahead policy fetches all that it discovers."
+            f"Until the best {num(keep)} pages of a policy are as good as those that the reference crawls first. Crawled, fetched and "
+            "discovered stay apart: a look-ahead policy fetches all that it discovers."
         )
         found.append(
             Figure(
@@ -361,7 +361,7 @@ def needs_rows(needs: Table) -> list[dict[str, Any]]:
     found = []
     for policy in dict.fromkeys(str(r["policy"]) for r in records):
         own = [r for r in records if r["policy"] == policy and r["compared_at"] == last]
-        row: dict[str, Any] = {"policy": policy, "reference": "the reference"}
+        row: dict[str, Any] = {"policy": policy}
         for kind, column in (("crawled", "pages_crawled_needed"), ("fetched", "fetches_needed"), ("discovered", "discovered_by_then")):
             values = [float(value) for value in (r[column] for r in own) if isinstance(value, int | float)]
             row[kind] = statistics.fmean(values) if len(values) == len(own) else None

@@ -112,8 +112,8 @@ def _mean(arm: Arm, of: Callable[[Mapping[str, Any]], float | None]) -> float | 
 def multiples_table(
     study: Study, costs: Mapping[str, Costs], measures: Sequence[Measured]
 ) -> tuple[Table, dict[tuple[str, str, str], Line]]:
-    """(table, (measure, by, policy) -> line): for every policy with pools of at least two sizes, the pool (in multiples of the pages kept) and
-    the number of fetches at which its line of the measure on log2 of them reaches the reference's value."""
+    """(table, (measure, by, policy) -> line): for every policy with pools of at least two sizes, the pages crawled and the fetches (in
+    multiples of the reference's) at which its line of the measure on log2 of them reaches the reference's value."""
     records: list[dict[str, Value]] = []
     lines: dict[tuple[str, str, str], Line] = {}
     reference = study.reference
@@ -150,8 +150,8 @@ def multiples_table(
 
 
 def tasks_table(study: Study) -> Table:
-    """One row a task and arm: mean accuracy over its models. `at_chance`: "yes" where no arm's accuracy is above its random baseline (v2) by
-    more than 1.96 binomial standard errors of all items that the arm's models answered."""
+    """One row a task and arm: mean accuracy over its models. `at_chance`: "yes" where no arm's accuracy is above its random baseline (v2)
+    by more than 1.96 binomial standard errors of all items that the arm's models answered."""
     records: list[dict[str, Value]] = []
     above: set[str] = set()
     for name, arm in study.arms.items():

@@ -5,8 +5,8 @@
     curves     every point of every curve
     artifacts  every artifact behind the report: fingerprint, digest, config
 
-The other tables stand where their numbers are made: comparisons (pairs), table1 (table1, multiples, tasks), crawls (policies, policy_means, needs,
-burden), sizes (decisions), explain (kept), stage (relations, stages).
+The other tables stand where their numbers are made: comparisons (pairs), table1 (table1, multiples, tasks), crawls (policies,
+policy_means, needs, burden), sizes (decisions), explain (kept), costs (stages, overlap), stage (relations, crawl_pairs).
 
 A missing value is None: an empty cell in the CSV, a dash in the page. Text is made harmless for spreadsheets (`csv_cell`), since URLs
 and notes come from other people's pages.

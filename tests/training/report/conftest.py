@@ -20,7 +20,7 @@ def world(tmp_path: Path) -> Callable[..., World]:
 
 @pytest.fixture
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Runs the stage on inputs; returns the folder that it wrote. Figures take most of its time: they are drawn where a test looks at them."""
+    """Runs the stage on inputs; returns the folder that it wrote. Figures take most of the time: drawn where a test looks at them."""
 
     def run(inputs: Mapping[str, Artifact], config: ReportConfig = CONFIG, name: str = "report", *, figures: bool = False) -> Path:
         if not figures:

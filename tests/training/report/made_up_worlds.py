@@ -185,10 +185,14 @@ def make_world(
     accuracies: Mapping[str, Mapping[str, float]] | None = None,
     overlaps: bool = False,
 ) -> World:
-    """pools: every policy but quality also gets arms `<policy>/2x` ... from so many times 30 crawled pages. small: every arm's selection
-    also trains a smaller size, arm `small/<arm>`. accuracies: arm -> task -> accuracy: the evaluation ran the full suite of 40 items a task.
-    overlaps: every arm has an overlap stage. gains: arm -> bits per byte that its models are worse by; top_gains: on the tenth of held-out pages with the
-    highest score. absent, broken: (arm, replicate) without results, with NaN losses."""
+    """gains: arm -> bits per byte that its models are worse by; top_gains: on the tenth of held-out pages with the highest score.
+    absent, broken: (arm, replicate) without results, with NaN losses.
+
+    pools: every policy but quality also gets arms `<policy>/2x` ... from so many times 30 crawled pages.
+    small: every arm's selection also trains a smaller size, arm `small/<arm>`.
+    accuracies: arm -> task -> accuracy: the evaluation ran the full suite, of 40 items a task.
+    overlaps: every arm has an overlap stage.
+    """
     rng = np.random.default_rng(7)
     fakes = Fakes(root)
     corpus = make_corpus(fakes, urls or sorted(f"https://h{i % HOSTS}.example/{i:04d}" for i in range(PAGES)), origin)
