@@ -113,7 +113,8 @@ class Progress:
         left = spent / self.done * (self.total - self.done) if self.done and self.total else None
         share = f" ({self.done / self.total:.0%})" if self.total else ""
         eta = f", {left:.0f} s left" if left is not None else ""
-        line = f"{self.what}: {self.done:,} of {self.total:,} {self.unit}s{share}{eta}{', ' + note if note else ''}"
+        rate = f", {self.done / spent:,.0f} {self.unit}s/s" if spent else ""
+        line = f"{self.what}: {self.done:,} of {self.total:,} {self.unit}s{share}{rate}{eta}{', ' + note if note else ''}"
         if self._report is not None:
             self._report(line)
         else:

@@ -18,7 +18,7 @@ from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.budget import Budget
 from craw4llm.crawl.caps import Caps
 from craw4llm.crawl.checkpoint import Checkpoints
-from craw4llm.crawl.loop import Crawl, Crawler, mean_score
+from craw4llm.crawl.loop import Crawl, Crawler
 from craw4llm.crawl.released import ReleasedCrawler, sample_seeds
 from craw4llm.crawl.seeds import draw_seeds, read_seeds, seed_order
 from craw4llm.crawl.trace import write_trace
@@ -26,6 +26,7 @@ from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution, Progress
 from craw4llm.externals import ExternalDigests, locate
 from craw4llm.fingerprint import fingerprint
+from craw4llm.scoring.means import mean_score
 from craw4llm.scoring.memo import PageScores
 from craw4llm.scoring.scorer import NOT_READ
 

@@ -26,12 +26,12 @@ from craw4llm.artifact import Artifact, Result
 from craw4llm.configs import SelectConfig
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import hash_ids
-from craw4llm.crawl.loop import mean_score
 from craw4llm.crawl.stage import require_same_corpus
 from craw4llm.crawl.trace import Trace
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution
 from craw4llm.externals import locate
+from craw4llm.scoring.means import mean_score
 from craw4llm.scoring.memo import PageScores
 from craw4llm.selection.facts import PageFacts, Wanted, facts
 from craw4llm.selection.items import read_items
