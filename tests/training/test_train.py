@@ -394,7 +394,7 @@ def test_after_a_loss_that_is_no_number_a_finite_state_is_left(
         return loss(*args) * (float("nan") if calls == 6 else 1.0)
 
     config = config_for(10)
-    with monkeypatch.context() as patch, pytest.raises(StageError, match="the loss is nan .* at step 5 of 10"):
+    with monkeypatch.context() as patch, pytest.raises(StageError, match=r"the loss is nan .* at step 5 of 10"):
         patch.setattr(training.optimizer, "language_model_loss", sixth_is_nan)
         fit(config, inputs, dataclasses.replace(execution, save_every_s=0.0))
     (*_, newest) = saved_steps(execution.root / "train" / ".partial-model")
