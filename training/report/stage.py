@@ -268,7 +268,8 @@ def draw_models(
                     "table1",
                     f"Quality per {kind}: {measured.unit} against {of_x}",
                     "One dot an arm; the lines are least squares on the logarithm, where a policy has pools of several sizes. "
-                    f"Dotted: {study.reference}. A cross says at what multiple of its amount a policy's line meets it; beyond the dots that is extrapolation.",
+                    f"Dotted: {study.reference}. A cross says at what multiple of its amount a policy's line meets it; beyond the dots it "
+                    "extrapolates.",
                     drawing,
                 )
             )
