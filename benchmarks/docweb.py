@@ -4,7 +4,8 @@
     python benchmarks/docweb.py --only crawls   the crawls alone, a few minutes
     python benchmarks/docweb.py --quick         two sets of seeds, one scorer, no models
 
-Declared in benchmarks/experiments/, run by the command line, so a run that was ended goes on where it was. Prints the summary of each report (the tables of docs/results.md) and the paths of the pages; the last line is a JSON object with the figures that the page quotes.
+Declared in benchmarks/experiments/, run by the command line, so a run that was ended goes on where it was. Prints the summary of each
+report (the tables of docs/results.md) and the paths of the pages; the last line is a JSON object with the main figures.
 """
 
 import argparse

@@ -332,7 +332,7 @@ def draw_crawls(
                 "needs",
                 "crawls",
                 "Crawled, fetched and discovered until the reference is matched",
-                caption + band.replace("Band", "Bars"),
+                caption + (" Bars: means over the sets of seeds." if band else ""),
                 figures.needs_figure(rows),
             )
         )
