@@ -33,8 +33,8 @@ _INK = "#010203"  # stands for currentColor until the SVG is written; no line us
 _COLOURS = ("#1f7fc4", "#d55e00", "#0a9a70", "#8c6bd1", "#c4629a", "#a6761d", "#7f7f7f", "#1391a5", "#d04a4a")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 3)))
 _POLICIES = (
-    "quality", "parent_mean", "indegree", "random", "predicted", "breadth_first", "parent_max", "seen_indegree", "parent_first", "parent_min",
-    "pagerank", "harmonic", "oracle",
+    "quality", "parent_mean", "indegree", "random", "predicted", "breadth_first", "parent_max", "seen_indegree", "parent_first",
+    "parent_min", "pagerank", "harmonic", "oracle",
 )  # fmt: skip
 _RC: Any = {
     "svg.hashsalt": "craw4llm",
