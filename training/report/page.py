@@ -418,7 +418,7 @@ def _outcomes(study: Study, one: str, pairs: Sequence[Pair], beats: str, loses: 
             need = (
                 ""
                 if pair.more is None or pair.more > MOST_ADVISED
-                else f" (about {pair.more} more replicate{'s' if pair.more != 1 else ''} needed)"
+                else f" (about {pair.more} more {what}{'s' if pair.more != 1 else ''} needed)"
             )
             level.append(f"{name}{need}")
         else:
