@@ -10,8 +10,9 @@ the step until all is written. The loader is `training.data` with one thread; it
 DataLoader of one worker over the same shards, shuffled. Both read files that are in the page cache.
 
 Shares are calculated for 411M at 161,000 tokens/s on each of 1 and 8 cards (45% MFU: 6.5 s and 0.81 s a step of 1,048,576 tokens): one
-save per 1,000 steps, its stall scaled by the bytes of the state; the loader's wait is what reading a batch takes longer than a step, and
-"read" what it would be without reading ahead. The last line is a JSON object; `ratio` is tokens/s of the loader over the peer's.
+save per 1,000 steps, its stall scaled by the bytes of the state that a rank copies; the loader's wait is what reading a batch takes
+longer than a step, and "read" what it would be without reading ahead. The last line is a JSON object; `ratio` is tokens/s of the loader
+over the peer's.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def saves(size: str, device: torch.device, folder: Path, rounds: int) -> dict[st
     tensors = state_of(optimizer, model) | {"model": model.state_dict()}
     states = States(folder / "states", {}, keep=1)
     stalls, writes, plain = [], [], []
-    for step in range(rounds):
+    for step in range(rounds + 1):  # the first allocates the memory that later copies go into
         before = states.stall_s
         states.save(step, tensors, {})
         stalls.append(states.stall_s - before)
@@ -54,7 +55,7 @@ def saves(size: str, device: torch.device, folder: Path, rounds: int) -> dict[st
         torch.save(tensors, folder / "plain.pt")
         plain.append(time.perf_counter() - began)
     size_bytes = sum(value.numel() * value.element_size() for named in tensors.values() for value in named.values())
-    return {"stall_s": min(stalls), "write_s": min(writes), "torch_save_s": min(plain), "bytes": size_bytes}
+    return {"first_stall_s": stalls[0], "stall_s": min(stalls[1:]), "write_s": min(writes), "torch_save_s": min(plain), "bytes": size_bytes}
 
 
 def loads(folder: Path, samples: int, batch: int) -> dict[str, float]:
@@ -108,7 +109,8 @@ def main() -> None:
         read = loads(Path(name), samples, 512)
     scale = SIZES["411M"].parameters(NEOX_VOCAB) / SIZES[size].parameters(NEOX_VOCAB)
     print(f"{size}: {saved['bytes'] / 1e9:.2f} GB of state, {options.device}")
-    print(f"  save: stops the step for {saved['stall_s']:.3f} s, on disk and verified after {saved['write_s']:.2f} s")
+    print(f"  save: stops the step for {saved['stall_s']:.3f} s (the first for {saved['first_stall_s']:.3f} s)")
+    print(f"  on disk and verified after {saved['write_s']:.2f} s")
     print(f"  torch.save in the foreground: {saved['torch_save_s']:.2f} s (not flushed, not verified)")
     print(f"  loader: {read['loader'] / 1e6:,.1f} million tokens/s; StreamingDataset: {read['streaming'] / 1e6:,.1f}")
     shares = {}
@@ -116,7 +118,7 @@ def main() -> None:
         step_s = 1_048_576 / (TOKENS_PER_S * cards)
         read_s = 1_048_576 / read["loader"]
         shares[str(cards)] = {
-            "stall": round(saved["stall_s"] * scale / (SAVE_STEPS * step_s), 6),
+            "stall": round(saved["stall_s"] * scale / cards / (SAVE_STEPS * step_s), 6),  # each rank copies its part
             "wait": round(max(0.0, read_s - step_s) / step_s, 6),
             "read": round(read_s / step_s, 6),
         }

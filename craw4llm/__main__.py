@@ -24,6 +24,7 @@ import click
 
 from craw4llm import __version__
 from craw4llm.artifact import Store, storage_errors
+from craw4llm.corpus.command import corpus as corpus_command
 from craw4llm.errors import ConfigError, Craw4LLMError
 from craw4llm.execution import Execution, default_workers
 from craw4llm.experiment import Graph, expand, keep, kept_names, load, names
@@ -280,6 +281,9 @@ def export(selection: str, out: Path, root: Path) -> None:
 
     count = write(browse.find(selection, root, "select"), out)
     click.echo(f"{count:,} pages: {out.resolve()}")
+
+
+cli.add_command(corpus_command)
 
 
 @cli.command("export-edges")

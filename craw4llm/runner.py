@@ -35,7 +35,7 @@ from craw4llm.experiment import Graph, Node
 from craw4llm.externals import ExternalDigests
 from craw4llm.fingerprint import External
 from craw4llm.processes import worker_pool
-from craw4llm.stage import Config, Planner, implementation
+from craw4llm.stage import Config, Planner, Stage, implementation
 
 log = logging.getLogger(__name__)
 
@@ -131,17 +131,35 @@ def build(work: Work, execution: Execution) -> bool:
     return built
 
 
+def single(config: Config, execution: Execution) -> Work:
+    """The work of one stage without inputs, outside of an experiment."""
+    digests = ExternalDigests(execution.root / "externals.json")
+    planner, stage = Planner(digests), Stage(config)
+    work = Work(config.stage, config, planner.config_record(stage), planner.fingerprint(stage), {})
+    digests.save()
+    return work
+
+
+def built(work: Work, execution: Execution) -> Artifact:
+    """The finished artifact of a work; ArtifactError if there is none."""
+    return Store(execution.root).open(work.config.stage, work.fingerprint)
+
+
 def build_part(plan: Plan, node: Node, execution: Execution, part: int, of: int) -> str:
     """Does a share of a stage's work in this process (`run_part` of craw4llm.stage). Returns a sentence on what was done."""
-    work = plan.work[node.id]
+    return build_share(plan.work[node.id], execution, part, of)
+
+
+def build_share(work: Work, execution: Execution, part: int, of: int) -> str:
+    """As `build_part`."""
     store = Store(execution.root)
     stage = work.config.stage
     module = implementation(stage)
     if not hasattr(module, "run_part"):
-        raise ConfigError(f"{node.id}: the stage {stage} is not made in parts; run it without --part")
+        raise ConfigError(f"{work.node_id}: the stage {stage} is not made in parts; run it without --part")
     if store.find(stage, work.fingerprint) is not None:
         return "the stage is finished"
-    with _named(node.id), storage_errors(execution.root):
+    with _named(work.node_id), storage_errors(execution.root):
         out = store.partial(stage, work.fingerprint)
         with store.lock(stage, f"{work.fingerprint}.part-{part}-of-{of}"):
             out.mkdir(parents=True, exist_ok=True)

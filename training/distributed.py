@@ -71,12 +71,12 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
         return box[0]
 
-    def from_all(self, value: Any) -> list[Any]:
+    def from_all(self, value: Any, group: Any = None) -> list[Any]:
         """Every rank's value, which can be pickled, by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=group)
         return values
 
     def smallest(self, value: int) -> int:

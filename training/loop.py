@@ -204,11 +204,14 @@ class Trainer:
         return max(1, min(chosen, self.config.batch_sequences // self.ranks.size))
 
     def _fitting_micro_batch(self) -> int:
-        """On CUDA, where none is asked for: the largest power of two whose gradients fit beside AdamW's moments. 0: not looked for."""
+        """On CUDA, where none is asked for: the largest power of two whose gradients fit beside AdamW's moments and a twentieth of the
+        card's memory, for what a trial of one step doesn't show. 0: not looked for."""
         if self.device.type != "cuda" or self.execution.micro_batch:
             return 0
         context = self.config.shape.context
-        moments = torch.empty(2 * sum(p.numel() for p in self.model.parameters()), device=self.device)
+        moments_bytes = 8 * sum(p.numel() for p in self.model.parameters())
+        spare_bytes = torch.cuda.get_device_properties(self.device).total_memory // 20
+        taken = torch.empty(moments_bytes + spare_bytes, dtype=torch.uint8, device=self.device)
 
         def attempt(micro: int) -> None:
             self._forget()
@@ -216,7 +219,7 @@ class Trainer:
             self.loss_of(tokens, tokens).backward()
 
         found = largest_that_fits(min(MOST_TOKENS // context, self.config.batch_sequences // self.ranks.size), attempt)
-        del moments
+        del taken
         self._forget()
         if not found:
             raise StageError(f"train: not even one sequence of {context} tokens fits into the memory of {self.device}; " + TOO_LARGE)

@@ -46,6 +46,9 @@ def _fetch(artifact: Artifact, address: str, entry: Mapping[str, Any]) -> None:
     try:
         try:
             _downloader(address).download(remote, str(partial), TIMEOUT_S)
+        except ImportError as error:  # downloaders import their client when they first need it
+            package = (error.name or "").split(".")[0]
+            raise ConfigError(f"shards_from is {address!r}, which needs the package {package}: pip install {package}") from error
         except Exception as error:  # every service has its own
             raise ArtifactError(
                 f"{remote} cannot be fetched ({type(error).__name__}: {error}); {final} is not here either: complete the copy, or run the "
@@ -75,5 +78,3 @@ def _downloader(address: str) -> Any:
         raise ConfigError(
             f"shards_from is {address!r}; expected a folder, or an address that begins with s3://, gs://, hf://, azure://, oci:// or sftp://"
         ) from error
-    except ImportError as error:
-        raise ConfigError(f"shards_from is {address!r}, which needs the package {error.name}: pip install {error.name}") from error

@@ -7,8 +7,8 @@
 A state is a folder `step-<n>` with what the ranks wrote (`*.distcp`, `.metadata`) and `manifest.json` (step, identity, facts, size and
 SHA-256 of every file). It is written beside its final name, flushed to disk, renamed, and read back; only then are the states before
 it deleted. So at any moment, also after `kill -9` or a power cut, there is a whole one. The identity is what the run was started with
-(config, digests of its data): a state of another run is refused, with the difference named. Whole tensors are written once, by one
-of the ranks that hold them; sharded ones in parts. Any number of ranks, whole or sharded, reads what any other wrote.
+(config, digests of its data): a state of another run is refused, with the difference named. Whole tensors are written once, each
+by one of the ranks that hold them; sharded ones in parts. Any number of ranks, whole or sharded, reads what any other wrote.
 
 The SHA-256 is of the bytes on their way to the file, so what is read back is compared with what was meant.
 """
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -71,6 +72,7 @@ class States:
         self.stall_s = self.write_s = 0.0
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._copies: dict[tuple[str, str], Tensor] = {}
         # of its own: collectives of the writing thread must not meet those of the training
         self._group: Any = None
         if ranks.size > 1:
@@ -98,19 +100,16 @@ class States:
     def save(self, step: int, tensors: Tensors, facts: Mapping[str, Any], *, wait: bool = False) -> None:
         """Saves the state before optimiser step `step`. facts: JSON-able.
 
-        The tensors are copied to the CPU at once and written in the background (after the write before this one). wait: return when
-        all is on disk. Raises StageError, and saves nothing, if a tensor is not finite; the error of a background write is raised by
-        the next call.
+        This rank's part of the tensors is copied to the CPU at once and written in the background (after the write before this one).
+        wait: return when all is on disk. An error of the background is raised by the next call: StageError, and nothing is saved, if a
+        tensor is not finite.
         """
         began = time.monotonic()
         self.finish()
-        copied = {kind: {name: _copy(value) for name, value in named.items()} for kind, named in tensors.items()}
-        bad = sorted(f"{kind}.{name}" for kind, named in copied.items() for name, value in named.items() if not _finite(value))
-        if bad:
-            raise StageError(f"train: {bad[0]} is not finite before step {step}; the last saved state is the one before, in {self.folder}")
+        self._copy(self._mine(tensors))
         self._writer = threading.Thread(
             target=self._write_or_keep_error,
-            args=(step, copied, json.loads(json.dumps(facts))),
+            args=(step, json.loads(json.dumps(facts))),
             name="save-state",
             daemon=self.ranks.size > 1,  # a lost rank must not keep this one from ending; alone, the write is finished first
         )
@@ -131,6 +130,27 @@ class States:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    def _mine(self, tensors: Tensors) -> dict[tuple[str, str], Tensor]:
+        """What this rank writes: its part of sharded tensors, and of those that all hold about an equal share."""
+        size, mine, taken = self.ranks.size, dict[tuple[str, str], Tensor](), [0] * self.ranks.size
+        flat = {(kind, name): value for kind, named in tensors.items() for name, value in named.items()}
+        for key in sorted(flat, key=lambda key: (-flat[key].numel(), key)):
+            rank = taken.index(min(taken))
+            if isinstance(flat[key], DTensor) or size == 1 or rank == self.ranks.rank:
+                mine[key] = flat[key]
+            if not isinstance(flat[key], DTensor):
+                taken[rank] += flat[key].numel()
+        return mine
+
+    def _copy(self, tensors: Mapping[tuple[str, str], Tensor]) -> None:
+        """Into memory that is kept from save to save: new memory costs more time than the copy. From a card through pinned memory."""
+        if not self._copies:
+            self._copies = {key: _like(value) for key, value in tensors.items()}
+        for key, value in tensors.items():
+            _local(self._copies[key]).copy_(_local(value), non_blocking=True)
+        if any(value.is_cuda for value in tensors.values()):
+            torch.cuda.synchronize()
 
     def _choose(self) -> tuple[Path, dict[str, Any]] | None:
         for partial in self.folder.glob(".step-*"):
@@ -159,15 +179,24 @@ class States:
             )
         return None
 
-    def _write_or_keep_error(self, step: int, tensors: Tensors, facts: Mapping[str, Any]) -> None:
+    def _write_or_keep_error(self, step: int, facts: Mapping[str, Any]) -> None:
         try:
             began = time.monotonic()
-            self._write(step, tensors, facts)
+            self._write(step, facts)
             self.write_s = time.monotonic() - began
         except BaseException as error:  # raised in the caller's thread by `finish`; DCP's own is no Exception
             self._error = error.failures[0][0] if isinstance(error, CheckpointException) and 0 in error.failures else error
 
-    def _write(self, step: int, tensors: Tensors, facts: Mapping[str, Any]) -> None:
+    def _write(self, step: int, facts: Mapping[str, Any]) -> None:
+        bad = sorted(".".join(key) for key, value in self._copies.items() if not _finite(_local(value)))
+        for found in self.ranks.from_all(bad, self._group):
+            if found:
+                raise StageError(
+                    f"train: {found[0]} is not finite before step {step}; the last saved state is the one before, in {self.folder}"
+                )
+        tensors: dict[str, dict[str, Tensor]] = {}
+        for (kind, name), value in self._copies.items():
+            tensors.setdefault(kind, {})[name] = value
         final, partial = self.folder / f"step-{step:08d}", self.folder / f".step-{step:08d}"
         if self.ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -293,21 +322,25 @@ def _fault(path: Path, files: Mapping[str, Any]) -> str:
     return ""
 
 
-def _copy(value: Tensor) -> Tensor:
-    """A copy on the CPU; of a sharded tensor the part that is here, which knows its place in the whole."""
-    if isinstance(value, DTensor):
-        mesh = value.device_mesh
-        if mesh.device_type != "cpu":
-            mesh = init_device_mesh("cpu", tuple(mesh.shape))
-        local = value.to_local().detach().to("cpu", copy=True)
-        return DTensor.from_local(local, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride())
-    return value.detach().to("cpu", copy=True)
+def _like(value: Tensor) -> Tensor:
+    """Empty memory on the CPU for a copy; of a sharded tensor for the part that is here, which knows its place in the whole."""
+    local = _local(value)
+    empty = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+    if not isinstance(value, DTensor):
+        return empty
+    mesh = value.device_mesh
+    if mesh.device_type != "cpu":
+        mesh = init_device_mesh("cpu", tuple(mesh.shape))
+    return DTensor.from_local(empty, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride())
+
+
+def _local(value: Tensor) -> Tensor:
+    return (value.to_local() if isinstance(value, DTensor) else value).detach()
 
 
 def _finite(value: Tensor) -> bool:
-    local = value.to_local() if isinstance(value, DTensor) else value
     # a finite sum is proof; an infinite one may be an overflow
-    return not local.is_floating_point() or math.isfinite(local.sum().item()) or bool(local.isfinite().all())
+    return not value.is_floating_point() or math.isfinite(value.sum().item()) or bool(value.isfinite().all())
 
 
 def _step_of(path: Path) -> int:

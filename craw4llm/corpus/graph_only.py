@@ -27,7 +27,7 @@ from craw4llm.corpus.build import Built
 from craw4llm.corpus.bvgraph import read_bvgraph
 from craw4llm.corpus.heldout import is_heldout
 from craw4llm.corpus.merge import MAX_PAGES, ROW_GROUP_PAGES, write_indegree
-from craw4llm.corpus.npy import NpyWriter
+from craw4llm.corpus.npy import NpyWriter, distinct
 from craw4llm.corpus.prepare import REJECTS
 from craw4llm.errors import InputError
 from craw4llm.execution import Execution
@@ -213,6 +213,9 @@ def _sorted_blocks(path: Path, nodes: int, rows: int, folder: Path, memory_bytes
         for batch in _edges(pq.ParquetFile(path)):
             source = batch.column("source").to_numpy().astype(np.uint64)
             key = source << np.uint64(32) | batch.column("target").to_numpy().astype(np.uint64)
+            if buckets == 1:
+                streams[0].write(key.tobytes())
+                continue
             bucket = (source // np.uint64(width)).astype(np.int64)
             order = np.argsort(bucket, kind="stable")
             ends = np.cumsum(np.bincount(bucket, minlength=buckets))
@@ -223,7 +226,7 @@ def _sorted_blocks(path: Path, nodes: int, rows: int, folder: Path, memory_bytes
             stream.close()
     for b in range(buckets):
         name = folder / f"{b:04}"
-        keys = np.unique(np.fromfile(name, dtype=np.uint64))
+        keys = distinct(np.fromfile(name, dtype=np.uint64))
         name.unlink()
         first, stop = min(b * width, nodes), min((b + 1) * width, nodes)
         for low in range(first, stop, BLOCK_PAGES):

@@ -50,7 +50,8 @@ _NEXT = re.compile(
 )
 _ATTRIBUTE = re.compile(r"([^\s/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]*)))?")
 # The inside of most <a>: no attribute but these, and no entity. (What it matches, _ATTRIBUTE would read alike.)
-_PLAIN_LINK = re.compile(r"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s+href=\"([^\"&]*)\"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s*")
+_COMMON = r"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+"
+_PLAIN_LINK = re.compile(rf"{_COMMON}\s+href=\"([^\"&]*)\"{_COMMON}\s*")
 _TAG_IN_ANCHOR = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1[^>]*>|<[A-Za-z/!][^>]*>", re.I | re.S)
 
 _PLACES = frozenset(_PLACE_NAMES.split("|"))

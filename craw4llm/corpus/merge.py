@@ -460,6 +460,8 @@ def _write_indegree(out: Path, n_targets: int, memory_bytes: int) -> None:
 
 def write_indegree(path: Path, targets: NDArray[np.uint32], n_targets: int, memory_bytes: int) -> None:
     """indegree.npy: uint32[n_targets], how often each target occurs. Reads `targets` once per range of targets that fits the memory."""
+    from craw4llm.corpus.transpose import count_into  # compiled: only large graphs need to load numba
+
     width = max(1 << 16, memory_bytes // 16)
     block = 1 << 22
     with NpyWriter(path, np.uint32) as counted:
@@ -467,14 +469,12 @@ def write_indegree(path: Path, targets: NDArray[np.uint32], n_targets: int, memo
             high = min(low + width, n_targets)
             found = np.zeros(high - low, dtype=np.uint32)
             for start in range(0, len(targets), block):
-                some = targets[start : start + block]
-                if high - low < n_targets:
-                    some = some[(some >= low) & (some < high)]
-                if high - low <= 4 * block:
+                some = np.asarray(targets[start : start + block])
+                if high - low <= block:
+                    some = some if n_targets <= block else some[(some >= low) & (some < high)]
                     found += np.bincount(some - np.uint32(low), minlength=high - low).astype(np.uint32)
-                else:
-                    values, times = np.unique(some, return_counts=True)
-                    found[values.astype(np.int64) - low] += times.astype(np.uint32)
+                else:  # numpy would need a pass over all targets for each block
+                    count_into(found, some, low)
             counted.append(found)
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact, Store
+from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.records import REASONS, LinkFlag, Signal
 from craw4llm.errors import ArtifactError
@@ -180,7 +181,7 @@ def reachable(corpus: Corpus, seeds: NDArray[np.uint32]) -> tuple[int, int]:
     """(pages that can be reached without passing a held-out page, seeds included; the largest number of links to one)."""
     met = corpus.heldout_mask[: corpus.n_pages].copy()
     heldout = int(np.count_nonzero(met))
-    front = np.unique(seeds).astype(np.int64)
+    front = distinct(seeds).astype(np.int64)
     met[front] = True
     depth = -1
     while len(front):
@@ -188,8 +189,8 @@ def reachable(corpus: Corpus, seeds: NDArray[np.uint32]) -> tuple[int, int]:
         found = []
         for first in range(0, len(front), _BLOCK_PAGES):
             _, targets = corpus.outlinks(front[first : first + _BLOCK_PAGES])
-            new = np.unique(targets[targets < corpus.n_pages]).astype(np.int64)
-            new = new[~met[new]]
+            new = targets[targets < corpus.n_pages].astype(np.int64)
+            new = distinct(new[~met[new]])
             met[new] = True
             found.append(new)
         front = np.sort(np.concatenate(found))

@@ -87,3 +87,13 @@ def _scatter(
             if low <= target < high:
                 found[cursor[target - low]] = first + i
                 cursor[target - low] += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def count_into(found: NDArray[np.uint32], targets: NDArray[np.uint32], low: int) -> None:
+    """Adds to found[k] how often low + k is among the targets."""
+    n = len(found)
+    for target in targets:
+        k = np.int64(target) - low
+        if 0 <= k < n:
+            found[k] += np.uint32(1)

@@ -3,8 +3,14 @@
 # ruff: noqa: F811  (fixtures of another module are names of this one)
 
 import dataclasses
+import functools
+import http.server
 import json
+import re
 import shutil
+import sys
+import threading
+import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,6 +45,67 @@ def test_training_on_fetched_shards_is_training_on_local_ones(inputs: dict[str, 
 def test_without_an_address_the_missing_file_is_named(inputs: dict[str, Artifact], execution: Execution, elsewhere: Path) -> None:
     with pytest.raises(ArtifactError, match="has no file 'shards'"):
         fit(config_for(3), inputs, execution)
+
+
+class Bucket(http.server.SimpleHTTPRequestHandler):
+    """As much of S3 as downloads need: HEAD and GET of /bucket/key, whole or a range."""
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, *, body: bool) -> None:
+        path = Path(self.directory, urllib.parse.unquote(urllib.parse.urlparse(self.path).path).removeprefix("/bucket/"))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content, status = path.read_bytes(), 200
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        whole = len(content)
+        if asked:
+            first, last = int(asked[1]), int(asked[2] or whole - 1)
+            content, status = content[first : last + 1], 206
+        self.send_response(status)
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{first + len(content) - 1}/{whole}")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", '"x"')
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_s3(inputs: dict[str, Artifact], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("boto3")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Bucket, directory=str(elsewhere)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "S3_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    try:
+        assert fetch_missing(inputs["tokens"], "s3://bucket", 2) > 2
+        assert inputs["tokens"].verify() == []
+        (elsewhere / "tokenize" / "heldout" / "shards" / "index.json").unlink()
+        with pytest.raises(ArtifactError, match=r"s3://bucket/tokenize/heldout/shards/index.json cannot be fetched"):
+            fetch_missing(inputs["heldout"], "s3://bucket")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_client_that_is_not_installed_is_named(inputs: dict[str, Artifact], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.setitem(sys.modules, "boto3.s3.transfer", None)
+    with pytest.raises(ConfigError, match="shards_from is 's3://bucket', which needs the package boto3: pip install boto3"):
+        fetch_missing(inputs["tokens"], "s3://bucket")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])

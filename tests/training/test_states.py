@@ -116,6 +116,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path: Path) -> None:
         state["model"]["w"][2] = bad
         with pytest.raises(StageError, match=r"model\.w is not finite before step 4; the last saved state is the one before"):
             save(states, 4, state)
+        assert steps_in(tmp_path) == [3]
     huge = state_of(5)
     huge["model"]["w"].fill_(3e38)  # the sum overflows, no element does
     save(states, 5, huge)

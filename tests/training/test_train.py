@@ -383,6 +383,27 @@ def test_a_loss_that_is_no_number_stops_with_the_step(inputs: dict[str, Artifact
         fit(config_for(10, learning_rate=1e38, warmup_steps=1), inputs, execution)
 
 
+def test_after_a_loss_that_is_no_number_a_finite_state_is_left(
+    inputs: dict[str, Artifact], execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss, calls = training.optimizer.language_model_loss, 0
+
+    def sixth_is_nan(*args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return loss(*args) * (float("nan") if calls == 6 else 1.0)
+
+    config = config_for(10)
+    with monkeypatch.context() as patch, pytest.raises(StageError, match="the loss is nan .* at step 5 of 10"):
+        patch.setattr(training.optimizer, "language_model_loss", sixth_is_nan)
+        fit(config, inputs, dataclasses.replace(execution, save_every_s=0.0))
+    (*_, newest) = saved_steps(execution.root / "train" / ".partial-model")
+    assert 1 <= newest <= 5
+    on, whole = fit(config, inputs, execution), fit(config, inputs, execution, "whole")
+    assert json.loads(on.file("speed.json").read_text())["first_step"] == newest
+    assert on.digest == whole.digest
+
+
 def test_what_does_not_fit_is_refused(inputs: dict[str, Artifact], execution: Execution) -> None:
     root = execution.root
     with pytest.raises(StageError, match="vocab_size is 31, but the tokenizer of `tokens` has 32 ids"):

@@ -85,3 +85,22 @@ def test_commands(corpus: Corpus) -> None:
             assert wanted in shown
     shown = CliRunner().invoke(cli, ["show", "page", "9", "--root", str(root)], catch_exceptions=False).output
     assert "dead  https://docs.example.co.uk/gone" in shown
+
+
+def test_a_corpus_from_the_command_line(parquet: WriteParquet, tmp_path: Path) -> None:
+    rows = [(f"https://a.example/?b={k}&utm_source=x&a=1", "text " * 60, ["/gone"]) for k in range(5)]
+    path = parquet(rows, extra={"signals": [0, 1, 0, 64, 0]})
+    base = ["corpus", str(path), "--root", str(tmp_path / "root"), "--workers", "1", "--memory", "100M"]
+    options = ["--sort-query", "--drop-tracking", "--obey", "no_train", "--obey", "noindex", "--dangling-links", "outside"]
+    part = CliRunner().invoke(cli, [*base, *options, "--part", "1/1"], catch_exceptions=False)
+    assert "part 1 of 1: 5 records prepared" in part.output
+    shown = CliRunner().invoke(cli, [*base, *options], catch_exceptions=False).output
+    assert "5 read = 3 pages + 0 rejects + 2 skipped" in shown
+    assert "owner asks noindex" in shown
+    assert "https://a.example/?a=1&b=0" in shown
+    assert "3 dropped as outside" in shown
+    for arguments, message in (
+        (["--column", "url"], "expected NAME=FIELD"),
+        (["--max-reject-share", "2"], "expected at least 0 and under 1"),
+    ):
+        assert message in str(CliRunner().invoke(cli, [*base, *arguments]).exception)
