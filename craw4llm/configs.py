@@ -8,6 +8,7 @@ What each stage writes is in docs/artifacts.md.
 import dataclasses
 from typing import ClassVar, Literal, get_args
 
+from craw4llm.corpus.clueweb22_files import check_streams
 from craw4llm.errors import ConfigError
 from craw4llm.fingerprint import External
 from craw4llm.stage import Config
@@ -148,11 +149,33 @@ ScorerSource = External | SyntheticText | Length | UrlFeature | GraphMeasure | E
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ClueWeb22:
+    """A ClueWeb22 folder as delivered (txt, outlink and, where counted, inlink); texts stay where they are.
+
+    streams: what the collection is: languages ("en", "zh_chs") or beginnings of streams ("en0": the released code's en00 to en09;
+        "en00": English of category B). Only these files are read, and links elsewhere leave the collection. (): all that is delivered.
+    links: "compiled" reads every record once, into page table and link graph. "in_place" reads nothing but the offsets: each page's links
+        are read when a crawl follows them. For one crawl of a small share of the pages; no in-degrees, no held-out pages, no dead links.
+    indegree: distinct linking pages of the collection ("links"), or the anchors in the inlink records ("inlink": repeats, self-links and
+        pages that were not delivered count, as in the released code).
+    targets: links are resolved by the document ids in them ("ids"), or by their URLs ("urls"); "auto": by ids where a first look finds
+        any. min_resolved: with a smaller share of links to pages or ids of the collection the build fails.
+    """
+
+    folder: External
+    streams: tuple[str, ...] = ()
+    links: Literal["compiled", "in_place"] = "compiled"
+    indegree: Literal["links", "inlink"] = "links"
+    targets: Literal["auto", "ids", "urls"] = "auto"
+    min_resolved: float = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig(Config):
     """-> page table, texts, link graph, held-out ids.
 
     source: a Parquet file with url, text, outlinks; a folder with web.json (an HTML tree, or where none could be had, the recipe of
-        a synthetic web); or SyntheticWeb.
+        a synthetic web); a ClueWeb22 folder; SyntheticWeb; or ClueWeb22 with its choices.
     heldout_fraction: share of the pages drawn by hash of their URL, before any policy: never crawlable, never selected.
     heldout_min_chars: a page with less text is never drawn as held-out.
     dangling_links: links to URLs that the corpus does not hold are "dead" (requested once, counted as a fetch) or "outside"
@@ -161,7 +184,7 @@ class CorpusConfig(Config):
     """
 
     stage: ClassVar[str] = "corpus"
-    source: External | SyntheticWeb
+    source: External | SyntheticWeb | ClueWeb22
     heldout_fraction: float = 0.01
     heldout_min_chars: int = 200
     dangling_links: Dangling = "dead"
@@ -174,6 +197,23 @@ class CorpusConfig(Config):
             raise self.refuse("dangling_links", "dead or outside")
         if self.max_text_chars < 1:
             raise self.refuse("max_text_chars", "at least 1")
+        if isinstance(self.source, ClueWeb22):
+            self._check_clueweb22(self.source)
+
+    def _check_clueweb22(self, source: ClueWeb22) -> None:
+        wrong = check_streams(source.streams)
+        if wrong is not None:
+            raise ConfigError(f"corpus: streams: {wrong}")
+        if source.links not in ("compiled", "in_place") or source.indegree not in ("links", "inlink"):
+            raise self.refuse("source", "links compiled or in_place, indegree links or inlink")
+        if source.targets not in ("auto", "ids", "urls") or not 0 <= source.min_resolved <= 1:
+            raise self.refuse("source", "targets auto, ids or urls, and min_resolved from 0 to 1")
+        dead_or_held = self.heldout_fraction or self.dangling_links != "outside"
+        if source.links == "in_place" and (dead_or_held or source.indegree != "links" or source.targets == "urls"):
+            raise ConfigError(
+                "corpus: links='in_place' knows no held-out pages, dead links or in-degrees and resolves by ids alone; give "
+                "heldout_fraction=0, dangling_links='outside', indegree='links', or links='compiled'"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

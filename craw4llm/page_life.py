@@ -31,13 +31,20 @@ def page_life(url: str, artifacts: Iterable[Artifact]) -> str:
         if page < 0:
             continue
         held = ", held out: never crawled or selected" if bool(corpus.heldout_mask[page]) else ""
-        lines += [corpus.url(page), f"corpus {artifact.fingerprint}: page {page}, {int(corpus.n_bytes[page]):,} bytes of text{held}"]
+        doc_id = corpus.doc_ids([page]) if corpus.has_doc_ids else []
+        lines += [
+            " ".join([*doc_id, corpus.url(page)]),
+            f"corpus {artifact.fingerprint}: page {page}, {int(corpus.n_bytes[page]):,} bytes of text{held}",
+        ]
         for stage, tell in _TELL.items():
             for other in all_artifacts:
                 if other.stage == stage and other.manifest["inputs"].get("corpus", {}).get("fingerprint") == artifact.fingerprint:
                     lines += [f"  {stage} {other.fingerprint}: {line}" for line in tell(other, page, corpus)]
     if not lines:
-        raise ArtifactError(f"no corpus in this root holds the page {url} ({len(corpora)} corpora looked at); give a URL of one of them")
+        raise ArtifactError(
+            f"no corpus in this root holds the page {url} ({len(corpora)} corpora looked at); "
+            "give a URL of one of them, or a document id of ClueWeb22"
+        )
     return "\n".join(lines)
 
 

@@ -19,11 +19,22 @@ from numpy.typing import ArrayLike, NDArray
 from craw4llm.artifact import Artifact
 from craw4llm.corpus.urls import canonical_url
 
+CLUEWEB22 = "clueweb22.json"  # the file that an artifact has whose texts are in a ClueWeb22 folder
+
 _ZSTD = pa.Codec("zstd")
 
 
 class Corpus:
     """A corpus artifact, opened for reading. Ids below `n_pages` are pages, from there to `n_targets` dead links."""
+
+    has_doc_ids = False  # whether `find` knows document ids, and `doc_ids(targets)` gives them
+
+    def __new__(cls, artifact: Artifact) -> "Corpus":
+        if cls is Corpus and (artifact.path / CLUEWEB22).exists():
+            from craw4llm.corpus.clueweb22_corpus import ClueWeb22Corpus
+
+            return super().__new__(ClueWeb22Corpus)
+        return super().__new__(cls)
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -48,6 +59,11 @@ class Corpus:
     def hosts(self) -> list[str]:
         """Names of the hosts, in the order of `host_ids`."""
         return self._host_dictionary.dictionary.to_pylist()
+
+    @property
+    def n_hosts(self) -> int:
+        """Number of hosts; 0 where a corpus does not know its pages' hosts."""
+        return len(self.hosts)
 
     @cached_property
     def host_ids(self) -> NDArray[np.int32]:
@@ -103,6 +119,23 @@ class Corpus:
         source, row = (self.urls, target) if target < self.n_pages else (self.dead_urls, target - self.n_pages)
         return str(source[int(row)].as_py())
 
+    @property
+    def places(self) -> NDArray[np.uint32]:
+        """uint32[n_targets]: each target's place in the order of canonical URLs (UTF-8 bytes), pages and dead links alike."""
+        places = np.arange(self.n_targets, dtype=np.uint32)
+        if self.n_targets > self.n_pages:
+            order = pc.sort_indices(pa.chunked_array([self.urls, self.dead_urls]))
+            places[order.to_numpy()] = np.arange(self.n_targets, dtype=np.uint32)
+        return places
+
+    def names(self, pages: ArrayLike) -> list[str]:
+        """What pages are called in draws by hash: their canonical URLs."""
+        return list(self.urls.take(pa.array(np.asarray(pages))).to_pylist())
+
+    def doc_ids(self, targets: ArrayLike) -> list[str]:
+        """Document ids of pages and dead links, where `has_doc_ids`."""
+        raise NotImplementedError(f"the corpus {self.artifact.fingerprint} has no document ids")
+
     def text(self, page: int) -> str:
         """The page's text; "" for a page without text."""
         offsets, data = self._texts
@@ -135,3 +168,10 @@ class Corpus:
         wanted = pa.array([canonical_url(url) or "" for url in urls], type=pa.string())
         found = pc.index_in(wanted, value_set=self.urls)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def find_targets(self, urls: Sequence[str]) -> NDArray[np.int64]:
+        """As `find`, with the targets of dead links."""
+        found = self.find(urls)
+        dead = pc.index_in(pa.array([canonical_url(url) or "" for url in urls], type=pa.string()), value_set=self.dead_urls)
+        rows = pc.fill_null(dead, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.where((found < 0) & (rows >= 0), self.n_pages + rows, found)

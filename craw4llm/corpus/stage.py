@@ -5,6 +5,7 @@
 | source | module |
 |---|---|
 | a Parquet file | craw4llm.corpus.parquet |
+| a folder with txt and outlink: ClueWeb22 | craw4llm.corpus.clueweb22_build |
 | a folder with web.json, kind "html_tree" | craw4llm.corpus.html_tree |
 | a folder with web.json, kind "synthetic"; SyntheticWeb | craw4llm.corpus.synthetic |
 """
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from craw4llm.artifact import Artifact, Result
-from craw4llm.configs import CorpusConfig, SyntheticWeb
+from craw4llm.configs import ClueWeb22, CorpusConfig, SyntheticWeb
 from craw4llm.corpus.build import build
+from craw4llm.corpus.clueweb22_files import count_records, is_clueweb22
 from craw4llm.corpus.html_tree import WEB_JSON, open_web
 from craw4llm.corpus.parquet import open_parquet
 from craw4llm.corpus.records import Source
@@ -24,7 +26,9 @@ from craw4llm.errors import InputError
 from craw4llm.execution import Execution
 from craw4llm.fingerprint import External
 
-SUPPORTED = "a Parquet file (url, text, outlinks), a folder with web.json (an HTML tree), or the synthetic web"
+SUPPORTED = (
+    "a Parquet file (url, text, outlinks), a folder with web.json (an HTML tree), a ClueWeb22 folder (txt, outlink), or the synthetic web"
+)
 
 # How a file's name ends -> the format that it is not read as yet.
 _NOT_YET = {
@@ -50,13 +54,33 @@ _NOT_YET = {
 }
 
 
+RESUMES = True  # the parts of an interrupted ClueWeb22 build are gone on from; other sources write all files anew
+
+
 def run(config: CorpusConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
+    clueweb22 = clueweb22_of(config.source)
+    if clueweb22 is not None:
+        from craw4llm.corpus import clueweb22_build
+
+        return clueweb22_build.build(clueweb22, out, config, execution)
+    assert not isinstance(config.source, ClueWeb22)
     source = open_source(config.source)
     built = build(source, out, config, execution)
     return Result(
         counts=built.counts,
         notes={"origin": source.origin, "rejects_by_reason": built.rejects_by_reason, **source.notes},
     )
+
+
+def clueweb22_of(source: External | SyntheticWeb | ClueWeb22) -> ClueWeb22 | None:
+    """The ClueWeb22 folder that a source is, with the choices that it gives; None for another source."""
+    if isinstance(source, ClueWeb22):
+        if not is_clueweb22(Path(source.folder.path)):
+            raise InputError(f"corpus: {source.folder.path} has no folders txt and outlink; expected ClueWeb22 as delivered")
+        return source
+    if isinstance(source, External) and is_clueweb22(Path(source.path)):
+        return ClueWeb22(folder=source)
+    return None
 
 
 def open_source(source: External | SyntheticWeb) -> Source:
@@ -67,8 +91,6 @@ def open_source(source: External | SyntheticWeb) -> Source:
     if path.is_dir():
         if (path / WEB_JSON).is_file():
             return open_web(path)
-        if (path / "txt").is_dir() and (path / "outlink").is_dir():
-            raise _not_supported(path, "ClueWeb22")
         raise InputError(f"corpus: the folder {path} has no {WEB_JSON}; supported are {SUPPORTED}")
     if not path.is_file():
         raise InputError(f"corpus: {path} does not exist (looked in {Path.cwd()}); give {SUPPORTED}")
@@ -81,6 +103,10 @@ def open_source(source: External | SyntheticWeb) -> Source:
 
 def estimate(config: CorpusConfig, inputs: Mapping[str, Any]) -> dict[str, tuple[float | int | None, str]]:
     """What is known before the build: the records of the source."""
+    clueweb22 = clueweb22_of(config.source)
+    if clueweb22 is not None:
+        return {"records": (count_records(Path(clueweb22.folder.path), clueweb22.streams), "records")}
+    assert not isinstance(config.source, ClueWeb22)
     return {"records": (open_source(config.source).records, "records")}
 
 

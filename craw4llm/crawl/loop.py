@@ -21,8 +21,6 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from craw4llm.configs import KNOWLEDGE
@@ -69,7 +67,7 @@ class Iteration:
     heldout_links: int = 0
     mean_score_crawled: float | None = None
     mean_score_discovered: float | None = None
-    hosts: int = 0
+    hosts: int | None = 0  # None: the corpus does not know its pages' hosts
 
 
 @dataclass(kw_only=True)
@@ -96,15 +94,11 @@ class Crawl:
 
 
 def url_places(corpus: Corpus) -> NDArray[np.uint32]:
-    """uint32[n_targets]: each target's position in the order of canonical URLs (UTF-8 bytes), pages and dead links alike.
+    """uint32[n_targets]: each target's position in the order of canonical URLs (ClueWeb22: of document ids), pages and dead links alike.
 
     Ids would do without dead links; with them, ties broken by id would pop every page before any dead link.
     """
-    places = np.arange(corpus.n_targets, dtype=np.uint32)
-    if corpus.n_targets > corpus.n_pages:
-        order = pc.sort_indices(pa.chunked_array([corpus.urls, corpus.dead_urls]))
-        places[order.to_numpy()] = np.arange(corpus.n_targets, dtype=np.uint32)
-    return places
+    return corpus.places
 
 
 class Crawler:
@@ -146,7 +140,7 @@ class Crawler:
         self._seen = np.zeros(n, dtype=np.bool_)  # V of Algorithm 1
         self._parent = np.zeros(n, dtype=np.uint32)
         self._depth = np.zeros(n, dtype=np.uint32)
-        self._host_seen = np.zeros(len(corpus.hosts), dtype=np.bool_)
+        self._host_seen = np.zeros(corpus.n_hosts, dtype=np.bool_)
         self._fetched: list[Targets] = []
         self._crawled: list[Targets] = []
         self._priority: list[NDArray[np.float32]] = []
@@ -177,7 +171,7 @@ class Crawler:
             else:
                 goes_on = self._go_on(row)
             row.frontier = len(self._frontier)
-            row.hosts = int(np.count_nonzero(self._host_seen))
+            row.hosts = int(np.count_nonzero(self._host_seen)) if len(self._host_seen) else None
             if progress is not None:
                 moved = self._n_crawled - before[0] if self._budget.fetches is None else self._n_fetched - before[1]
                 progress.update(moved, note=f"iteration {row.iteration:,}, frontier {row.frontier:,}")
@@ -230,7 +224,8 @@ class Crawler:
         self._frontier.restore(state["waiting"])
         self._rows = [Iteration(**row) for row in json.loads(state["rows"].tobytes())]
         live = state["crawled"][state["crawled"] < self._corpus.n_pages]
-        self._host_seen[self._corpus.host_ids[live]] = True
+        if len(self._host_seen):
+            self._host_seen[self._corpus.host_ids[live]] = True
         restore_policy(self._policy, met, state)
 
     def _places(self, targets: Targets) -> NDArray[np.uint32]:
@@ -402,7 +397,8 @@ class Crawler:
         self._n_crawled += len(pages)
         row.crawled = len(pages)
         live = pages[pages < self._corpus.n_pages]  # all of them, but in mode `released`
-        self._host_seen[self._corpus.host_ids[live]] = True
+        if len(self._host_seen):
+            self._host_seen[self._corpus.host_ids[live]] = True
         if self._scores is not None:
             scores = self._scores.scores(live)
             scored = scores[~np.isnan(scores)].tolist()

@@ -72,8 +72,8 @@ def draw_seeds(corpus: Corpus, count: int, seed_set: int) -> Seeds:
         raise ConfigError(
             f"crawl: seed_count is {count} but the corpus has {len(usable)} pages with text that are not held out; lower seed_count"
         )
-    urls = corpus.urls.take(usable).to_pylist()
-    drawn = sorted(zip((hash_text(seed_set, url) for url in urls), usable.tolist(), strict=True))[:count]
+    names = corpus.names(usable)
+    drawn = sorted(zip((hash_text(seed_set, name) for name in names), usable.tolist(), strict=True))[:count]
     return Seeds(pages=np.array([page for _, page in drawn], dtype=np.uint32))
 
 

@@ -58,7 +58,7 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             batch_pages=config.batch_pages,
             rng_seed=config.rng_seed,
             explore_share=config.explore_share,
-            rank=_released_indegree(inputs, corpus, execution) if released else _rank(config.policy, inputs, corpus),
+            rank=_released_indegree(config, inputs, corpus, execution) if released else _rank(config.policy, inputs, corpus),
         )
         crawl = crawler.run(progress, Checkpoints(execution.memo / f"crawl-{state_key(config, inputs)}"))
         pages = crawl.fetched[crawl.fetched < corpus.n_pages]
@@ -124,8 +124,15 @@ def _require_released_scores(config: CrawlConfig, inputs: Mapping[str, Artifact]
         raise ConfigError("crawl: mode released orders by the released code's fastText scores; give its scorer reading='released'")
 
 
-def _released_indegree(inputs: Mapping[str, Artifact], corpus: Corpus, execution: Execution) -> NDArray[np.float32]:
-    """float32[n_targets]: counts of the input `rank` (a page that it does not know has 0), else the corpus' in-degrees; a ghost has 0."""
+def _released_indegree(
+    config: CrawlConfig, inputs: Mapping[str, Artifact], corpus: Corpus, execution: Execution
+) -> NDArray[np.float32] | None:
+    """float32[n_targets]: counts of the input `rank` (a page that it does not know has 0), else the corpus' in-degrees; a ghost has 0.
+
+    None where the policy asks for none. ClueWeb22 with indegree="inlink" counts anchors, as the released code does.
+    """
+    if config.policy != "indegree":
+        return None
     counts = np.zeros(corpus.n_targets, dtype=np.float32)
     if "rank" in inputs:
         with PageScores(corpus.artifact, inputs["rank"], execution) as given:
