@@ -35,6 +35,7 @@ from craw4llm.corpus.clueweb22_parts import (
     REJECTED,
     Part,
     Work,
+    distinct,
     link_batches,
     load_part,
     own_links,
@@ -384,7 +385,7 @@ class _Merge:
             total["text_bytes"] += int(part["n_bytes"].sum(dtype=np.int64))
             total["empty"] += int(np.count_nonzero(is_page & (part["n_bytes"] == 0)))
             rows, targets = self._targets(part, url_map, total)
-            pairs = np.unique(rows << 32 | targets)
+            pairs = distinct(rows << 32 | targets)
             if url_map is not None:
                 pairs = pairs[page[pairs >> 32] != (pairs & 0xFFFFFFFF)]
             targets = pairs & 0xFFFFFFFF

@@ -3,7 +3,7 @@
     files = RecordFiles(root)
     files.read(file, "txt", [3, 8])       the two records, packed (b"" for one that takes no bytes)
     unpack(packed)                        -> JSON bytes; None for damaged data
-    parse_text(json, key)                 -> Text(url, text), MISSING, or a reason of REASONS
+    parse_text(json, doc_id)              -> Text(url, text), MISSING, or a reason of REASONS
 
 Each record is a gzip member of its own. isal unpacks it in two thirds of zlib's time, with the CRC checked.
 """
@@ -11,7 +11,6 @@ Each record is a gzip member of its own. isal unpacks it in two thirds of zlib's
 import json
 import os
 import threading
-import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import orjson
 from isal import isal_zlib
 from numpy.typing import ArrayLike, NDArray
 
-from craw4llm.corpus.clueweb22_files import ROW_BYTES, DataFile, parse_id
+from craw4llm.corpus.clueweb22_files import ROW_BYTES, DataFile
 from craw4llm.errors import InputError
 
 MISSING = "missing"
@@ -74,13 +73,13 @@ def unpack(packed: bytes) -> bytes | None:
     unpacker = isal_zlib.decompressobj(_GZIP)
     try:
         data = unpacker.decompress(packed)
-    except (zlib.error, ValueError):  # isal's own error is zlib's
+    except isal_zlib.IsalError:
         return None
     return data if unpacker.eof and not unpacker.unused_data else None
 
 
-def parse_text(data: bytes, key: int, max_chars: int) -> Text | str:
-    """A txt record; MISSING for an empty line; else the reason why it is no page. `key`: of the document that must stand here."""
+def parse_text(data: bytes, doc_id: str, max_chars: int) -> Text | str:
+    """A txt record; MISSING for an empty line; else the reason why it is no page. doc_id: of the document that must stand here."""
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -89,7 +88,7 @@ def parse_text(data: bytes, key: int, max_chars: int) -> Text | str:
         return _not_parsed(data)
     if type(record) is not dict:
         return MISSING if record is None else "not_json"
-    if parse_id(str(record.get("ClueWeb22-ID"))) != key:
+    if record.get("ClueWeb22-ID") != doc_id:
         return "wrong_id"
     text = record.get("Clean-Text")
     if text is None:

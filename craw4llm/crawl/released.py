@@ -13,8 +13,8 @@ What differs from mode `paper` (spec: its sections 1.2 and 3.2):
 
 The fastText score is the released one where the scorer's config says reading="released" (craw4llm.scoring.released). In-degrees count
 anchors (repeats and self-links included) in the released code; the link graph of a corpus holds each pair once, so for equal lists the
-corpus counts them (ClueWeb22 with indegree="inlink"), or the input `rank` gives the counts. The order of the released random policy depends on Python's hash seed: its speed can be compared,
-its pages cannot.
+corpus counts them (ClueWeb22 with indegree="inlink"), or the input `rank` gives the counts. The order of the released random
+policy depends on Python's hash seed: its speed can be compared, its pages cannot.
 """
 
 import random
