@@ -6,6 +6,7 @@ What each stage writes is in docs/artifacts.md.
 """
 
 import dataclasses
+import re
 from typing import ClassVar, Literal, get_args
 
 from craw4llm.corpus.clueweb22_files import check_streams
@@ -47,6 +48,7 @@ KNOWLEDGE: dict[str, Knowledge] = {
     "predicted": "live",
 }
 NEEDS_RANK = frozenset({"pagerank", "harmonic"})
+OTHER_SCORE = re.compile(r"score_[a-z0-9_]+")  # names of a crawl's inputs that are further scorers
 NEEDS_SCORER = frozenset({"quality", "parent_first", "parent_mean", "parent_max", "parent_min", "predicted"})
 
 
@@ -319,28 +321,35 @@ class ScoreConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CrawlConfig(Config):
-    """corpus [, scorer] [, rank] [, match] -> what was discovered, fetched and crawled, in order.
+    """corpus [, scorer] [, rank] [, match] [, lengths] [, score_*] -> what was discovered, fetched and crawled, in order.
 
-    rank: for the policies pagerank and harmonic, the scorer of that kind over the same corpus.
+    rank: for the policies pagerank and harmonic, the scorer of that kind over the same corpus. lengths: for budget_tokens, a scorer of kind
+    "length" in tokens. Inputs named `score_<name>` are further scorers: what they say of the fetched pages is kept beside the crawl.
 
     Mode "paper": Algorithm 1 of Craw4LLM (arXiv 2502.13347). All seeds are crawled first; then batches of the `batch_pages`
     best frontier pages. The crawl goes on until it has covered *every* budget that is given, and ends exactly there:
 
     budget_pages: pages crawled. budget_fetches: fetches (requests: pages whose text was read, plus dead links).
-    match_fetches: as many fetches as the crawl given as the input `match` made.
+    match_fetches: as many fetches as the crawl given as the input `match` made. budget_tokens: tokens of the pages crawled, one
+        end-of-text a page included.
     Mode "released" is the crawl of the released code with its warts (craw4llm.crawl.released); its --seed is `rng_seed`, 42 there.
 
     seeds: a file with one URL a line; without it `seed_count` pages drawn by a hash of (seed_set, URL).
     rng_seed: of the random policy, and of what `predicted` explores. explore_share: share of the targets that `predicted` crawls as soon as
         it meets them.
+    pages_per_host, pages_per_domain: at most so many pages crawled of a host, or of a registered domain (None: no cap); seeds count, but
+        are crawled whatever the caps say. restart_seeds: when nothing is left to crawl, so many further pages of the draw of seeds are the
+        next seeds, again and again (0: the crawl ends there).
     """
 
     stage: ClassVar[str] = "crawl"
+    variadic: ClassVar[bool] = True
     inputs: ClassVar[tuple[str, ...]] = ("corpus",)
-    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "rank", "match")
+    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "rank", "match", "lengths")
     policy: Policy
     budget_pages: int | None = None
     budget_fetches: int | None = None
+    budget_tokens: int | None = None
     match_fetches: bool = False
     batch_pages: int = 50
     mode: Literal["paper", "released"] = "paper"
@@ -349,6 +358,9 @@ class CrawlConfig(Config):
     seed_set: int = 0
     rng_seed: int = 0
     explore_share: float = 0.05
+    pages_per_host: int | None = None
+    pages_per_domain: int | None = None
+    restart_seeds: int = 0
 
     def check(self) -> None:
         if not 0 <= self.explore_share < 1:
@@ -362,19 +374,31 @@ class CrawlConfig(Config):
                 raise self.refuse("policy", "quality, indegree or random in mode released: the released code has no other")
             if self.seeds is None:
                 raise self.refuse("seeds", "a file of seeds in mode released")
-            if self.budget_pages is None or self.budget_fetches is not None or self.match_fetches:
+            if self.budget_pages is None or self.budget_fetches is not None or self.budget_tokens is not None or self.match_fetches:
                 raise self.refuse("budget_pages", "a budget in pages crawled alone in mode released")
-        for field in ("budget_pages", "budget_fetches"):
+            for field in ("pages_per_host", "pages_per_domain", "restart_seeds"):
+                if getattr(self, field):
+                    raise self.refuse(field, "none in mode released: the released code has no such thing")
+        budgets = ("budget_pages", "budget_fetches", "budget_tokens")
+        for field in (*budgets, "pages_per_host", "pages_per_domain"):
             if getattr(self, field) is not None and getattr(self, field) < 1:
                 raise self.refuse(field, "at least 1")
-        if self.budget_pages is None and self.budget_fetches is None and not self.match_fetches:
-            raise self.refuse("budget_pages", "a budget: budget_pages, budget_fetches or match_fetches")
+        if all(getattr(self, field) is None for field in budgets) and not self.match_fetches:
+            raise self.refuse("budget_pages", "a budget: budget_pages, budget_fetches, budget_tokens or match_fetches")
+        if self.restart_seeds < 0:
+            raise self.refuse("restart_seeds", "0 or more")
         if self.batch_pages < 1:
             raise self.refuse("batch_pages", "at least 1")
         if self.seeds is None and self.seed_count < 1:
             raise self.refuse("seed_count", "at least 1")
 
     def check_inputs(self, names: frozenset[str]) -> None:
+        others = sorted(name for name in names - {*self.inputs, *self.optional_inputs} if not OTHER_SCORE.fullmatch(name))
+        if others or "corpus" not in names:
+            takes = "corpus, [scorer], [rank], [match], [lengths] and [score_<name>] with a name of small letters, digits and _"
+            raise ConfigError(f"crawl: given the inputs {', '.join(sorted(names)) or 'none'}; it takes {takes}")
+        if (self.budget_tokens is not None) != ("lengths" in names):
+            raise self.refuse("budget_tokens", "a number of tokens exactly when the input `lengths` is given")
         if self.policy in NEEDS_SCORER and "scorer" not in names:
             raise self.refuse("policy", "a policy that needs no scores, or the input `scorer`")
         counts = self.mode == "released" and self.policy == "indegree"  # may be given the anchor counts of the inlink files

@@ -18,12 +18,12 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from craw4llm.artifact import Result
 from craw4llm.configs import ClueWeb22, CorpusConfig
@@ -45,6 +45,7 @@ from craw4llm.corpus.clueweb22_parts import (
 from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, read_offsets, unpack
 from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS, NO_ID_LONG, NO_ID_SHORT, NULL_ID
 from craw4llm.corpus.clueweb22_slots import Slots
+from craw4llm.corpus.npy import NpyWriter
 from craw4llm.crawl.hashing import hash_ids
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
@@ -247,29 +248,6 @@ def _in_place(work: Work, opened: _Opened, out: Path) -> dict[str, tuple[int | f
     }
 
 
-class _Column:
-    """A .npy file of one dimension, written piece by piece."""
-
-    _HEADER_BYTES = 128
-
-    def __init__(self, path: Path, dtype: DTypeLike) -> None:
-        self._stream: BinaryIO = path.open("wb")
-        self._dtype = np.dtype(dtype)
-        self._stream.write(b"\0" * self._HEADER_BYTES)
-        self.count = 0
-
-    def append(self, values: NDArray[Any]) -> None:
-        self._stream.write(np.ascontiguousarray(values, dtype=self._dtype).data)
-        self.count += len(values)
-
-    def close(self) -> None:
-        about = f"{{'descr': '{self._dtype.str}', 'fortran_order': False, 'shape': ({self.count},), }}"
-        head = b"\x93NUMPY\x01\x00" + (self._HEADER_BYTES - 10).to_bytes(2, "little")
-        self._stream.seek(0)
-        self._stream.write(head + about.ljust(self._HEADER_BYTES - 11).encode() + b"\n")
-        self._stream.close()
-
-
 class _Merge:
     """Parts -> the files of the artifact, in two passes over the parts."""
 
@@ -363,7 +341,7 @@ class _Merge:
 
     def _pages_and_links(self, names: list[str]) -> dict[str, int]:
         types = {"n_chars": "<u4", "n_bytes": "<u4", "host_ids": "<i4", "links_offsets": "<u8", "links_targets": "<u4"}
-        columns = {name: _Column(self.out / f"{name}.npy", dtype) for name, dtype in types.items()}
+        columns = {name: NpyWriter(self.out / f"{name}.npy", dtype) for name, dtype in types.items()}
         column = columns["links_offsets"]
         column.append(np.zeros(1, dtype=np.uint64))
         indegree = np.lib.format.open_memmap(self.out / "indegree.npy", mode="w+", dtype=np.uint32, shape=(self.n_targets,))

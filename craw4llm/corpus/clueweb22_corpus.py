@@ -96,15 +96,17 @@ class ClueWeb22Corpus(Corpus):
         pages = np.load(self.artifact.file("url_pages.npy"), mmap_mode="r")[at].astype(np.int64)
         return np.where((hashes[at] == wanted) & (wanted != 0), pages, -1)
 
-    @cached_property
-    def places(self) -> NDArray[np.uint32]:
-        """uint32[n_targets]: each target's place in the order of document ids, pages and dead links alike."""
-        places = np.arange(self.n_targets, dtype=np.uint32)
-        if len(self._dead_keys):
-            after = np.searchsorted(self._slots.keys(self._slot(np.arange(self.n_pages))), self._dead_keys)
-            places[self.n_pages :] = after + np.arange(len(self._dead_keys))
-            places[: self.n_pages] += np.cumsum(np.bincount(after, minlength=self.n_pages + 1))[: self.n_pages].astype(np.uint32)
-        return places
+    @property
+    def dead_places(self) -> NDArray[np.uint32]:
+        """As in Corpus, in the order of document ids. A search among the pages' slots for each dead link."""
+        number, record = np.divmod(self._dead_keys, RECORDS_PER_FILE)
+        file = np.searchsorted(self._slots.numbers, number)  # of the first file with this number or a higher one
+        base = self._slots.base
+        inside = self._slots.numbers[np.minimum(file, len(self._files) - 1)] == number
+        ends = base[np.minimum(file + 1, len(self._files))]
+        slot = np.where(inside, np.minimum(base[file] + record, ends), base[file])
+        before = slot - np.searchsorted(self._absent, slot)  # pages before it
+        return (before + np.arange(len(before))).astype(np.uint32)
 
     @cached_property
     def _absent(self) -> NDArray[np.int64]:
@@ -304,6 +306,9 @@ class _Names:
 
     def __len__(self) -> int:
         return self._count
+
+    def to_pylist(self) -> list[str]:
+        return list(self._make(np.arange(self._count)))
 
     def take(self, rows: Any) -> Any:
         """pa.array of strings."""

@@ -73,7 +73,7 @@ def unpack(packed: bytes) -> bytes | None:
     unpacker = isal_zlib.decompressobj(_GZIP)
     try:
         data = unpacker.decompress(packed)
-    except isal_zlib.IsalError:
+    except isal_zlib.IsalError:  # type: ignore[misc]
         return None
     return data if unpacker.eof and not unpacker.unused_data else None
 

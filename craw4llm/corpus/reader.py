@@ -120,13 +120,10 @@ class Corpus:
         return str(source[int(row)].as_py())
 
     @property
-    def places(self) -> NDArray[np.uint32]:
-        """uint32[n_targets]: each target's place in the order of canonical URLs (UTF-8 bytes), pages and dead links alike."""
-        places = np.arange(self.n_targets, dtype=np.uint32)
-        if self.n_targets > self.n_pages:
-            order = pc.sort_indices(pa.chunked_array([self.urls, self.dead_urls]))
-            places[order.to_numpy()] = np.arange(self.n_targets, dtype=np.uint32)
-        return places
+    def dead_places(self) -> NDArray[np.uint32]:
+        """uint32[n_targets - n_pages], ascending: each dead link's place in the order of canonical URLs (UTF-8 bytes) of all targets."""
+        order = pc.sort_indices(pa.chunked_array([self.urls, self.dead_urls])).to_numpy()
+        return np.flatnonzero(order >= self.n_pages).astype(np.uint32)
 
     def names(self, pages: ArrayLike) -> list[str]:
         """What pages are called in draws by hash: their canonical URLs."""

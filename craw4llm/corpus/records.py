@@ -88,13 +88,17 @@ class Skipped:
 
 
 class Chunk(Protocol):
-    """Some records of a source. label: names the chunk in an error. records: how many it holds."""
+    """Some records of a source: says what to read and holds none of it, so that a million chunks can be listed and sent about.
+
+    label: names the chunk in an error and in the record of a finished part, so equal for equal content and different from every other's.
+    records: how many it holds; None: not known before it is read.
+    """
 
     @property
     def label(self) -> str: ...
 
     @property
-    def records(self) -> int: ...
+    def records(self) -> int | None: ...
 
     def read(self) -> Iterator[Page | Reject | Skipped]: ...
 
@@ -103,12 +107,13 @@ class Chunk(Protocol):
 class Source:
     """An opened source.
 
-    records: how many records there are in all. origin: a sentence on where the pages come from.
+    chunks: can be iterated more than once, each time the same. records: how many records there are in all, None where nobody knows
+        before they are read; a number is checked against what was read. origin: a sentence on where the pages come from.
     isolated: its chunks run code that can take its process down (HTML extraction), so they always run in a child process.
     """
 
     chunks: Iterable[Chunk]
-    records: int
+    records: int | None
     origin: str
     isolated: bool = False
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from craw4llm.artifact import Artifact
 from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
-from craw4llm.crawl.loop import Crawl
+from craw4llm.crawl.loop import NOBODY, Crawl
 from craw4llm.errors import ConfigError
 
 ROW_GROUP_ROWS = 1 << 17
@@ -39,34 +39,45 @@ _ITERATIONS = pa.schema(
 )
 
 
-def write_trace(crawl: Crawl, corpus: Corpus, scores: NDArray[np.float32] | None, out: Path, *, ghosts: bool = False) -> None:
+def write_trace(
+    crawl: Crawl,
+    corpus: Corpus,
+    scores: NDArray[np.float32] | None,
+    out: Path,
+    *,
+    others: Mapping[str, NDArray[np.float32]] | None = None,
+    ghosts: bool = False,
+) -> None:
     """Writes pages.parquet, dead_links.parquet and iterations.parquet.
 
-    scores: float32, of the fetched pages in fetch order; None where the crawl had no scorer. ghosts: targets without a page may have been
-    crawled (mode `released`), so dead_links.parquet has a column `crawl_rank`.
+    scores: float32, of the fetched pages in fetch order; None where the crawl had no scorer. others: name -> the same of further scorers,
+    which go into the columns `score_<name>`. ghosts: targets without a page may have been crawled (mode `released`), so dead_links.parquet
+    has a column `crawl_rank`.
     """
     live = crawl.fetched < corpus.n_pages
     ranks = np.arange(len(crawl.fetched), dtype=np.uint64)
     pages = crawl.fetched[live]
-    crawl_rank, crawled = _look_up(pages, crawl.crawled)
-    waiting_row, waits = _look_up(pages, crawl.waiting)
-    priority = np.full(len(pages), np.nan, dtype=np.float32)
-    priority[crawled] = crawl.priority[crawl_rank[crawled]]
-    priority[waits] = crawl.waiting_priority[waiting_row[waits]]
-    depth = crawl.depth[pages]
+    crawl_rank = crawl.crawl_rank[live]
+    crawled = crawl_rank != NOBODY
+    depth = crawl.depth[live]
     crawled_in = np.zeros(len(pages), dtype=np.uint32)
     crawled_in[crawled] = crawl.crawled_in[crawl_rank[crawled]]
     columns = {
         "page": pa.array(pages, pa.uint32()),
         "iteration": pa.array(crawl.fetched_in[live], pa.uint32()),
         "fetch_rank": pa.array(ranks[live], pa.uint64()),
-        "crawl_rank": pa.array(crawl_rank.astype(np.uint32), pa.uint32(), mask=~crawled),
+        "crawl_rank": pa.array(crawl_rank, pa.uint32(), mask=~crawled),
         "crawl_iteration": pa.array(crawled_in, pa.uint32(), mask=~crawled),
-        "parent": pa.array(crawl.parent[pages], pa.uint32(), mask=depth == 0),
+        "parent": pa.array(crawl.parent[live], pa.uint32(), mask=depth == 0),
         "depth": pa.array(depth, pa.uint32()),
-        "priority": pa.array(priority, pa.float32()),
+        "priority": pa.array(crawl.fetched_priority[live], pa.float32()),
         "score": pa.nulls(len(pages), pa.float32()) if scores is None else pa.array(scores, pa.float32()),
+        **{f"score_{name}": pa.array(column, pa.float32()) for name, column in (others or {}).items()},
     }
+    if crawl.crawled_tokens is not None:
+        tokens = np.zeros(len(pages), dtype=np.uint32)
+        tokens[crawled] = crawl.crawled_tokens[crawl_rank[crawled]]
+        columns["tokens"] = pa.array(tokens, pa.uint32(), mask=~crawled)
     _write(pa.table(columns), out / "pages.parquet")
     dead = crawl.fetched[~live]
     urls = corpus.dead_urls.take(pa.array(dead.astype(np.int64) - corpus.n_pages))
@@ -77,8 +88,8 @@ def write_trace(crawl: Crawl, corpus: Corpus, scores: NDArray[np.float32] | None
         "fetch_rank": pa.array(ranks[~live], pa.uint64()),
     }
     if ghosts:
-        rank, is_crawled = _look_up(dead, crawl.crawled)
-        columns["crawl_rank"] = pa.array(rank.astype(np.uint32), pa.uint32(), mask=~is_crawled)
+        rank = crawl.crawl_rank[~live]
+        columns["crawl_rank"] = pa.array(rank, pa.uint32(), mask=rank == NOBODY)
     _write(pa.table(columns), out / "dead_links.parquet")
     _write(pa.Table.from_pylist([asdict(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
 
@@ -198,16 +209,6 @@ class Trace:
                 f"the crawl {self.artifact.fingerprint} ({self.config['policy']}) has {there:,} {what} ({why}), but its first {wanted:,} "
                 "are wanted; " + ("use a smaller prefix or more seeds" if self.stop == "exhausted" else "raise the crawl's budget")
             )
-
-
-def _look_up(wanted: NDArray[np.uint32], among: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(positions, found): where each of `wanted` stands in `among` (distinct values); 0 where it does not."""
-    if not len(among):
-        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=np.bool_)
-    order = np.argsort(among)
-    at = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
-    found = among[order][at] == wanted
-    return np.where(found, order[at], 0), found
 
 
 def _write(table: pa.Table, path: Path) -> None:
