@@ -279,8 +279,10 @@ class ScorerConfig(Config):
             raise self.refuse("route", "library, exact or projected for a fastText model, library for other scorers")
         if self.reading not in ("clean", "released", "released_normalized"):
             raise self.refuse("reading", "clean, released or released_normalized")
-        if self.reading != "clean" and (self.route != "library" or not self.kind.endswith("fasttext")):
-            raise self.refuse("reading", "clean, but for a fastText model with the route library")
+        if self.reading != "clean" and not self.kind.endswith("fasttext"):
+            raise self.refuse("reading", "clean, but for a fastText model")
+        if self.reading == "released_normalized" and self.route != "library":
+            raise self.refuse("reading", "clean or released, but for the route library")
 
     def check_inputs(self, names: frozenset[str]) -> None:
         needs: set[str] = set()
