@@ -1,4 +1,4 @@
-"""The command line: `craw4llm plan|run|show|diff|export|verify|gc|fetch|score|evaluate|compare|tasks`, also `python -m craw4llm`.
+"""The command line: `craw4llm plan|run|crawl|show|diff|export|verify|gc|fetch|score|evaluate|compare|tasks`, also `python -m craw4llm`.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path
@@ -150,6 +150,37 @@ def run(
         artifact = planned.artifact(nodes[0])
         assert artifact is not None
         click.echo(f"{nodes[0].id}: {artifact.path.resolve()}")
+
+
+@cli.command()
+@click.option("--corpus", required=True, help="A ClueWeb22 folder, or any source of a corpus.")
+@click.option("--policy", default="quality", show_default=True, help="What is crawled next (docs/artifacts.md, Policies).")
+@click.option("--pages", type=int, required=True, help="Pages to crawl.")
+@click.option("--batch", "batch_pages", type=int, default=10_000, show_default=True, help="Pages of an iteration.")
+@click.option(
+    "--mode", type=click.Choice(["paper", "released"]), default="paper", show_default=True, help="released: as the released code."
+)
+@click.option("--seeds", default="", help="A file of document ids or URLs, one a line.")
+@click.option("--seed-count", type=int, default=10_000, show_default=True, help="Without --seeds: pages drawn by hash.")
+@click.option("--rng-seed", type=int, default=42, show_default=True)
+@click.option("--scorer", default="", help="A fastText model.")
+@click.option("--label", default="__label__hq", show_default=True, help="Its label that is the score.")
+@click.option("--route", type=click.Choice(["library", "exact", "projected"]), default="projected", show_default=True)
+@click.option("--streams", multiple=True, help="ClueWeb22: languages or streams that the collection is (en, en0, en00); several times.")
+@click.option("--links", type=click.Choice(["compiled", "in_place"]), default="compiled", show_default=True, help="ClueWeb22.")
+@click.option("--indegree", type=click.Choice(["links", "inlink"]), default="links", show_default=True, help="ClueWeb22.")
+@click.option("--dangling-links", type=click.Choice(["dead", "outside"]), default="dead", show_default=True)
+@click.option("--heldout-fraction", type=float, default=0.0, show_default=True)
+@click.option("--lists", type=click.Path(file_okay=False, path_type=Path), help="Folder for iter_K.docids.txt, as the released code's.")
+@click.option("--workers", type=click.IntRange(1), default=default_workers, show_default="processors")
+@root_option
+def crawl(root: Path, workers: int, **wanted: Any) -> None:
+    """Crawl a corpus once, without an experiment file, and print where the crawl is."""
+    from craw4llm.crawl.direct import Wanted
+    from craw4llm.crawl.direct import crawl as run_crawl
+
+    artifact = run_crawl(Wanted(**wanted), Execution(root=root, workers=workers))
+    click.echo(f"{artifact.count('crawled_pages'):,} pages crawled, {artifact.count('fetches'):,} fetches: {artifact.path.resolve()}")
 
 
 @cli.command()

@@ -5,9 +5,9 @@
 1. The `.offset` files give every document a slot. With links="in_place" that is nearly all.
 2. Each file's records are read once, in worker processes, into a part (craw4llm.corpus.clueweb22_parts). Parts are kept in the
    unfinished artifact: a build that was killed goes on with the files that are missing.
-3. Slots that hold no page are known now. Pages are the other slots, in their order; links become page ids, file by file.
+3. Slots whose record was rejected are known now. Pages are the other slots, in their order; links become page ids, file by file.
 
-Memory: parts of a few files, and for the whole collection the slots without a page (4 bytes each), the dead links (8 bytes each) and
+Memory: parts of a few files, and for the whole collection the rejected slots (8 bytes each), the dead links (8 bytes each) and
 the names of the hosts. The same bytes for any number of workers.
 """
 
@@ -31,7 +31,7 @@ from craw4llm.corpus.clueweb22_files import LANGUAGES, RECORDS_PER_FILE, DataFil
 from craw4llm.corpus.clueweb22_parts import (
     BATCH_RECORDS,
     FAULTS,
-    PAGE,
+    NO_RECORD,
     REJECTED,
     Part,
     Work,
@@ -218,20 +218,20 @@ def _result(work: Work, index: int, future: Future[int]) -> int:
 
 
 def _in_place(work: Work, opened: _Opened, out: Path) -> dict[str, tuple[int | float | None, str]]:
-    """Slots that are plainly empty are no pages; all else is found out when it is read."""
-    absent: list[NDArray[np.int64]] = []
+    """Every slot is a page. Those whose txt record is plainly empty are known beforehand; all else is found out when it is read."""
+    without: list[NDArray[np.int64]] = []
     for file, base, short in zip(work.files, work.slots.base.tolist(), opened.short, strict=False):
-        if not len(short):
-            continue
-        packed = list(packed_records(work, file, "txt"))
-        blank = [row for row in short.tolist() if not packed[row] or not (unpack(packed[row] or b"") or b"{").strip()]
-        absent.append(base + np.array(blank, dtype=np.int64))
-    slots = np.concatenate([np.empty(0, dtype=np.int64), *absent])
-    np.save(out / "absent.npy", slots.astype(np.uint32))
+        if len(short):
+            packed = list(packed_records(work, file, "txt"))
+            blank = [row for row in short.tolist() if not packed[row] or not (unpack(packed[row] or b"") or b"{").strip()]
+            without.append(base + np.array(blank, dtype=np.int64))
+    pages = np.concatenate([np.empty(0, dtype=np.int64), *without])
+    np.save(out / "without_record.npy", pages.astype(np.uint32))
+    np.save(out / "absent.npy", np.empty(0, dtype=np.uint32))
     np.save(out / "dead_keys.npy", np.empty(0, dtype=np.int64))
     np.save(out / "heldout.npy", np.empty(0, dtype=np.uint32))
     return {
-        "pages": (work.slots.count - len(slots), "pages"),
+        "pages": (work.slots.count, "pages"),
         "heldout_pages": (0, "pages"),
         "hosts": (None, "hosts"),
         "links": (None, "links"),
@@ -244,7 +244,7 @@ def _in_place(work: Work, opened: _Opened, out: Path) -> dict[str, tuple[int | f
         "cut_pages": (None, "pages"),
         "records": (work.slots.count, "records"),
         "rejects": (None, "records"),
-        "skipped": (len(slots), "records"),
+        "pages_without_record": (len(pages), "pages"),
     }
 
 
@@ -284,8 +284,6 @@ class _Merge:
         self.notes["link_entries_by_form"] = {FORMS[k]: int(self.facts[k]) for k in FORMS}
         self.notes["faults"] = dict(zip(FAULTS, self.faults.tolist(), strict=True))
         self.notes["rejects_by_reason"] = dict(sorted(self.rejects.items()))
-        skipped = self.slots.count - self.n_pages - sum(self.rejects.values())
-        self.notes["skipped_by_kind"] = {"no txt record": skipped}
         return {
             "pages": (self.n_pages, "pages"),
             "heldout_pages": (counts["heldout"], "pages"),
@@ -300,7 +298,7 @@ class _Merge:
             "cut_pages": (int(self.faults[FAULTS.index("cut_texts")]), "pages"),
             "records": (self.slots.count, "records"),
             "rejects": (sum(self.rejects.values()), "records"),
-            "skipped": (skipped, "records"),
+            "pages_without_record": (counts["without_record"], "pages"),
         }
 
     def _absent_and_hosts(self) -> list[str]:
@@ -310,11 +308,11 @@ class _Merge:
         names: set[str] = set()
         for index in range(len(self.work.files)):
             part = load_part(self.work, index, "state", "host", "hosts", "facts", "faults")
-            absent.append(self.slots.base[index] + np.flatnonzero(part["state"] != PAGE))
+            absent.append(self.slots.base[index] + np.flatnonzero(part["state"] >= REJECTED))
             self.facts += part["facts"]
             self.faults += part["faults"]
             names.update(_names(part["hosts"]))
-            if (part["host"][part["state"] == PAGE] < 0).any():
+            if (part["host"][part["state"] < REJECTED] < 0).any():
                 names.add("")  # the host of pages without a usable URL
             for code, count in zip(*np.unique(part["state"][part["state"] >= REJECTED], return_counts=True), strict=True):
                 reason = reasons[int(code) - REJECTED]
@@ -346,7 +344,7 @@ class _Merge:
         column.append(np.zeros(1, dtype=np.uint64))
         indegree = np.lib.format.open_memmap(self.out / "indegree.npy", mode="w+", dtype=np.uint32, shape=(self.n_targets,))
         anchors = np.zeros(self.n_pages if self.source.indegree == "inlink" else 0, dtype=np.uint32)
-        heldout = []
+        heldout, without = [], []
         place = {name: k for k, name in enumerate(names)}
         url_map = self._url_map() if self.work.by_urls else None
         total = {"text_bytes": 0, "empty": 0, "_links": 0, "_dead": 0, "_outside": 0}
@@ -354,7 +352,7 @@ class _Merge:
         end = 0
         for index, file in enumerate(self.work.files):
             part = load_part(self.work, index)
-            is_page = part["state"] == PAGE
+            is_page = part["state"] < REJECTED
             page = np.cumsum(is_page) - 1 + (int(self.slots.base[index]) - int(np.searchsorted(self.absent, self.slots.base[index])))
             columns["n_chars"].append(part["n_chars"][is_page])
             columns["n_bytes"].append(part["n_bytes"][is_page])
@@ -377,6 +375,7 @@ class _Merge:
             np.add.at(indegree, targets, np.uint32(1))
             if len(anchors):
                 anchors[page[is_page]] = part["anchors"][is_page]
+            without.append(page[part["state"] == NO_RECORD])
             if self.config.heldout_fraction:
                 keys = file.number * RECORDS_PER_FILE + np.flatnonzero(is_page)
                 drawn = hash_ids(HELDOUT_SEED, keys) < np.uint64(self.config.heldout_fraction * 2.0**64)
@@ -385,6 +384,9 @@ class _Merge:
             one.close()
         held = np.concatenate([np.empty(0, dtype=np.int64), *heldout]).astype(np.uint32)
         np.save(self.out / "heldout.npy", held)
+        no_record = np.concatenate([np.empty(0, dtype=np.int64), *without]).astype(np.uint32)
+        np.save(self.out / "without_record.npy", no_record)
+        total["without_record"] = len(no_record)
         if len(anchors):
             graph = indegree[: self.n_pages]
             self.notes["indegree"] = {
@@ -425,7 +427,7 @@ class _Merge:
         hashes, pages, first = [], [], 0
         for index in range(len(self.work.files)):
             part = load_part(self.work, index, "state", "url_hash")
-            is_page = part["state"] == PAGE
+            is_page = part["state"] < REJECTED
             known = part["url_hash"][is_page] != 0
             hashes.append(part["url_hash"][is_page][known])
             pages.append((first + np.flatnonzero(known)).astype(np.uint32))

@@ -5,7 +5,7 @@
     corpus.find(["clueweb22-en0000-00-00003"])   -> page ids; document ids are arithmetic, there is no dictionary
 
 A page id is the place of a document among the pages in the order of document ids: its slot (the records of the files before it, plus its
-own number) minus the slots before it that hold no page. URLs are read from the texts' records when they are asked for.
+own number) minus the slots before it whose record was rejected. URLs are read from the texts' records when they are asked for.
 
 The folder is where it was when the corpus was built, or in $CRAW4LLM_CLUEWEB22. A file that is gone, or whose size is another, ends the run
 with its name; a record that cannot be read does too.
@@ -116,6 +116,16 @@ class ClueWeb22Corpus(Corpus):
     def _dead_keys(self) -> NDArray[np.int64]:
         return np.load(self.artifact.file("dead_keys.npy"), mmap_mode="r")
 
+    def without_record(self, targets: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        known = self._without_record
+        if not len(known):
+            return np.zeros(len(targets), dtype=np.bool_)
+        return known[np.minimum(np.searchsorted(known, targets), len(known) - 1)] == targets
+
+    @cached_property
+    def _without_record(self) -> NDArray[np.uint32]:
+        return np.load(self.artifact.file("without_record.npy"))
+
     def _slot(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slots of pages: each page comes after as many absent slots as have that many pages or fewer before them."""
         return pages + np.searchsorted(self._absent - np.arange(len(self._absent)), pages, side="right")
@@ -197,6 +207,8 @@ class ClueWeb22Corpus(Corpus):
     def texts(self, pages: ArrayLike) -> list[str]:
         texts: list[str] = [""] * np.size(pages)
         for place, key, data in self._read("txt", pages):
+            if not data or data.isspace():  # a page without a record
+                continue
             texts[place] = self._checked(data, key)["Clean-Text"] or ""
             if len(texts[place]) > self._max_chars:
                 texts[place] = texts[place][: self._max_chars]
@@ -224,7 +236,7 @@ class ClueWeb22Corpus(Corpus):
         from craw4llm.corpus.clueweb22_scan import BROKEN, OK, STATE, scan_links
 
         def scan(part: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-            read = [(place, key, data) for place, key, data in self._read("outlink", ids[part], missing=True)]
+            read = [(place, key, data) for place, key, data in self._read("outlink", ids[part])]
             keys, counts, facts, own = scan_links([data for _, _, data in read])
             wanted = np.array([key for _, key, _ in read], dtype=np.int64)
             usable = (facts[:, STATE] != BROKEN) & ((facts[:, STATE] != OK) | (own == wanted))
@@ -239,11 +251,8 @@ class ClueWeb22Corpus(Corpus):
         with ThreadPoolExecutor(2) as pool:  # unpacking and scanning let go of the interpreter
             yield from pool.map(scan, parts)
 
-    def _read(self, kind: str, pages: ArrayLike, *, missing: bool = False) -> Iterator[tuple[int, int, bytes]]:
-        """(place in `pages`, document key, unpacked record), by file. InputError for a record that cannot be unpacked.
-
-        missing: a page may have no such record; it comes as b"".
-        """
+    def _read(self, kind: str, pages: ArrayLike) -> Iterator[tuple[int, int, bytes]]:
+        """(place in `pages`, document key, unpacked record; b"" where there is none), by file. InputError for a damaged record."""
         keys = self._keys(np.asarray(pages, dtype=np.int64))
         order = np.argsort(keys, kind="stable")
         numbers, records = np.divmod(keys[order], RECORDS_PER_FILE)
@@ -256,10 +265,10 @@ class ClueWeb22Corpus(Corpus):
             packed = self._records.read(file, kind, records[chosen])
             for place, key, one in zip(order[chosen].tolist(), keys[order[chosen]].tolist(), packed, strict=True):
                 data = unpack(one) if one else b""
-                if data is None or (not one and not missing):
-                    what = "holds no record of it" if data is not None else "holds a damaged record"
+                if data is None:
                     raise InputError(
-                        f"{file.path(self._records.root, kind)} {what}: {format_id(key)}; put back the file that the corpus was built from"
+                        f"{file.path(self._records.root, kind)}: the record of {format_id(key)} is damaged or cut off; "
+                        "put back the file that the corpus was built from"
                         + (", or build it with links='compiled', which leaves such documents out" if self.in_place else "")
                     )
                 yield place, key, data
@@ -284,9 +293,9 @@ class ClueWeb22Corpus(Corpus):
         ids = np.asarray(pages, dtype=np.int64)
         urls: list[str] = [""] * len(ids)
         for place, key, data in self._read("txt", ids):
-            given = self._checked(data, key).get("URL")
+            given = None if not data or data.isspace() else self._checked(data, key).get("URL")
             urls[place] = given.strip() if isinstance(given, str) else ""
-        for place, key, data in self._read("outlink", ids, missing=True):
+        for place, key, data in self._read("outlink", ids):
             if data.strip():
                 try:
                     record = orjson.loads(data)

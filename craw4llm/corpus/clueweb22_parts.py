@@ -7,7 +7,7 @@ files alone, so links become slots at once. Which slots hold a page is known whe
 
 | array of a part | |
 |---|---|
-| `state` uint8[records] | PAGE, NO_RECORD, or REJECTED + the reason's place in REASONS |
+| `state` uint8[records] | PAGE, NO_RECORD (a page without text: its txt record is empty), or REJECTED + the reason's place in REASONS |
 | `n_chars`, `n_bytes` uint32[records] | of the text as kept |
 | `host` int32[records], `hosts` | index into the file's own host names (joined by line ends); -1 for a page whose URL is unusable |
 | `counts` int64[records], `slots` uint32 | links to slots, each once, ascending, no self-link |
@@ -43,7 +43,6 @@ FAULTS = (
     "unusable_urls",  # txt URLs that are no web page's
     "damaged_link_records",
     "misplaced_link_records",  # another document's id stands in them
-    "link_records_without_page",  # of documents without a txt record
     "foreign_link_ids",  # links that leave the collection by their id
     "cut_texts",
 )
@@ -198,7 +197,7 @@ def own_links(first_key: int, batch: list[bytes], faults: dict[str, int]) -> tup
 
 
 def _links_by_ids(work: Work, file: DataFile, part: Part, first_slot: int, faults: dict[str, int]) -> Part:
-    is_page = part["state"] == PAGE
+    is_page = part["state"] < REJECTED
     records = len(is_page)
     counts = np.zeros(records, dtype=np.int64)
     targets, dead_rows, dead_keys = [], [], []
@@ -207,8 +206,6 @@ def _links_by_ids(work: Work, file: DataFile, part: Part, first_slot: int, fault
         keys, rows, facts = own_links(first_key + first, batch, faults)
         part["facts"] += facts
         rows += first
-        has_list = np.array([b"[" in record for record in batch])
-        faults["link_records_without_page"] += int(np.count_nonzero(has_list & ~is_page[first : first + len(batch)]))
         slots = work.slots.of_keys(keys)
         faults["foreign_link_ids"] += int(np.count_nonzero(slots == FOREIGN))
         kept = is_page[rows]
@@ -230,7 +227,7 @@ def _links_by_ids(work: Work, file: DataFile, part: Part, first_slot: int, fault
 
 def _links_by_urls(work: Work, file: DataFile, part: Part, urls: list[str | None], faults: dict[str, int]) -> Part:
     """As `_links_by_ids`, with hashes of canonical URLs. A page's URL that txt has cut at a comma is made whole from its link record."""
-    is_page = part["state"] == PAGE
+    is_page = part["state"] < REJECTED
     records = len(is_page)
     link_rows: list[int] = []
     link_hashes: list[int] = []
@@ -250,7 +247,6 @@ def _links_by_urls(work: Work, file: DataFile, part: Part, urls: list[str | None
                 faults["misplaced_link_records"] += 1
                 continue
             if not is_page[row]:
-                faults["link_records_without_page"] += 1
                 continue
             urls[row] = whole_url(urls[row], whole)
             for entry in entries if type(entries) is list else ():
@@ -271,8 +267,8 @@ def _links_by_urls(work: Work, file: DataFile, part: Part, urls: list[str | None
 
 
 def whole_url(url: str | None, of_links: object) -> str | None:
-    """A page's URL: txt's, or where that was cut at its first comma, the one of the page's link record that it begins."""
-    if url is not None and type(of_links) is str and of_links.strip().startswith(f"{url},"):
+    """A page's URL: txt's, or the one of the page's link record where txt has none, or has cut it at its first comma."""
+    if type(of_links) is str and (not url or of_links.strip().startswith(f"{url},")):
         return of_links.strip()
     return url
 

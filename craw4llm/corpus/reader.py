@@ -119,6 +119,10 @@ class Corpus:
         source, row = (self.urls, target) if target < self.n_pages else (self.dead_urls, target - self.n_pages)
         return str(source[int(row)].as_py())
 
+    def without_record(self, targets: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """bool[len(targets)]: pages that links and numbers tell of, but whose record is empty (ClueWeb22)."""
+        return np.zeros(len(targets), dtype=np.bool_)
+
     @property
     def dead_places(self) -> NDArray[np.uint32]:
         """uint32[n_targets - n_pages], ascending: each dead link's place in the order of canonical URLs (UTF-8 bytes) of all targets."""

@@ -93,7 +93,7 @@ class ReleasedCrawler(Crawler):
         if self._look_ahead:
             order = np.argsort(self._places.of(targets))
             self._fetch(row, targets[order], linked_by[order])
-            live = targets < self._corpus.n_pages
+            live = (targets < self._corpus.n_pages) & ~self._corpus.without_record(targets)  # to the released code both are missing
             targets, place = targets[live], place[live]
         else:
             self._met.append(targets)

@@ -8,7 +8,7 @@ Columns: docs/artifacts.md, "crawl". A crawl with a smaller budget is a prefix o
 at the largest budget serves every smaller one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +92,24 @@ def write_trace(
         columns["crawl_rank"] = pa.array(rank, pa.uint32(), mask=rank == NOBODY)
     _write(pa.table(columns), out / "dead_links.parquet")
     _write(pa.Table.from_pylist([asdict(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
+
+
+def crawled_by_iteration(artifact: Artifact) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    """(iteration, targets in crawl order) of every iteration of a crawl that crawled any; targets without a page are among them in mode
+    `released`."""
+    sizes = pq.read_table(artifact.file("iterations.parquet"), columns=["crawled"]).column(0).to_numpy()
+    ends = np.cumsum(sizes)
+    targets = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint32)
+    for name, column in (("pages.parquet", "page"), ("dead_links.parquet", "target")):
+        path = artifact.file(name)
+        if "crawl_rank" in pq.read_schema(path).names:
+            table = pq.read_table(path, columns=[column, "crawl_rank"])
+            ranks = table.column("crawl_rank").combine_chunks()
+            is_crawled = ranks.is_valid().to_numpy(zero_copy_only=False)
+            targets[ranks.fill_null(0).to_numpy(zero_copy_only=False)[is_crawled]] = table.column(column).to_numpy()[is_crawled]
+    for iteration, (end, size) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
+        if size:
+            yield iteration, targets[end - size : end]
 
 
 @dataclass(frozen=True)
