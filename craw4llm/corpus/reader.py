@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
+from craw4llm.corpus.gather import RowReader
 from craw4llm.corpus.urls import canonical_url
 
 CLUEWEB22 = "clueweb22.json"  # the file that an artifact has whose texts are in a ClueWeb22 folder
@@ -102,8 +103,8 @@ class Corpus:
         return np.load(self.artifact.file("indegree.npy"), mmap_mode="r")
 
     @cached_property
-    def _links(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        return (
+    def _links(self) -> RowReader:
+        return RowReader(
             np.load(self.artifact.file("links_offsets.npy"), mmap_mode="r"),
             np.load(self.artifact.file("links_targets.npy"), mmap_mode="r"),
         )
@@ -155,14 +156,7 @@ class Corpus:
         Returns (offsets int64[len(pages) + 1], targets uint32): the targets of pages[k], ascending, are
         targets[offsets[k]:offsets[k + 1]].
         """
-        all_offsets, all_targets = self._links
-        ids = np.asarray(pages, dtype=np.int64)
-        starts = all_offsets[ids].astype(np.int64)
-        lengths = all_offsets[ids + 1].astype(np.int64) - starts
-        offsets = np.zeros(len(ids) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        rows = np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], lengths)
-        return offsets, np.asarray(all_targets[rows], dtype=np.uint32)
+        return self._links.read(pages)
 
     def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(urls)]: page ids of URLs (any spelling of the canonical one), -1 for those not in the corpus."""

@@ -26,7 +26,7 @@ link in the frontier, no caps. Its dropped part follows from what was met, so ch
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -47,6 +47,8 @@ from craw4llm.scoring.memo import PageScores
 
 Targets = NDArray[np.uint32]
 NOBODY = np.uint32(0xFFFFFFFF)
+_ONE = np.uint32(1)
+_STEP = 1 << 18
 CHECKPOINT_EVERY_S = 60.0  # a checkpoint of a crawl of 20 million pages is about 1 GB
 
 
@@ -158,6 +160,8 @@ class Crawler:
         self._capped: list[Targets] = []
         self._n_fetched = self._n_crawled = self._n_tokens = self._n_refused = 0
         self._score_sum, self._score_count = 0.0, 0
+        self._looked_at: Targets = np.empty(0, dtype=np.uint32)  # by the last look-ahead, and their scores
+        self._look_scores = np.empty(0, dtype=np.float32)
         self._batch: Targets = np.empty(0, dtype=np.uint32)
         self._rows: list[Iteration] = []
 
@@ -287,9 +291,11 @@ class Crawler:
 
     def _scores_of_fetched(self, pages: Targets) -> NDArray[np.float32]:
         """What a look-ahead policy may read: the scores of pages whose fetch is already counted."""
-        assert self._seen.has(pages).all(), "a look-ahead policy asked for a page that was not fetched"
         assert self._scores is not None
-        return self._scores.scores(pages)
+        if pages is not self._looked_at:  # those were fetched just now
+            assert self._seen.has(pages).all(), "a look-ahead policy asked for a page that was not fetched"
+            return self._scores.scores(pages)
+        return self._look_scores
 
     def _go_on(self, row: Iteration) -> bool:
         """One iteration after the first; whether another can follow."""
@@ -358,24 +364,28 @@ class Crawler:
         if learner is not None:
             self._teach(learner)
         offsets, targets = self._corpus.outlinks(self._batch)
+        # The linking page of each link, a place in the batch. Links are in the order of crawl ranks: the first linked first.
+        link_source = np.repeat(np.arange(len(self._batch)), np.diff(offsets))
         row.links = len(targets)
-        is_open = ~self._closed.has(targets)
         if self._heldout is not None:
             heldout = self._heldout.has(targets)
             row.heldout_links = int(np.count_nonzero(heldout))
             row.links -= row.heldout_links
-            is_open &= ~heldout
-        links = np.flatnonzero(is_open)
+            targets, link_source = targets[~heldout], link_source[~heldout]
         moves = self._policy.moves
-        distinct, first, inverse = distinct_targets(targets[links], with_inverse=moves)
-        source = np.searchsorted(offsets, links[first], side="right") - 1  # links are in the order of crawl ranks: the first linked first
+        if moves:
+            is_open = ~self._closed.has(targets)
+            targets, link_source = targets[is_open], link_source[is_open]
+        distinct, first, inverse = distinct_targets(targets, with_inverse=moves)
+        new = np.flatnonzero(~self._seen.has(distinct))
+        if not moves:  # only what is new matters; sorted before it was looked up: a third of the time
+            distinct, first = distinct[new], first[new]
+            new = np.arange(len(distinct))
+        source = link_source[first]
         first_rank = self._n_crawled - len(self._batch) + source
-        # Without moving priorities all that are open are new.
-        new = np.flatnonzero(~self._seen.has(distinct)) if moves else np.arange(len(distinct))
         row.new_targets = len(new)
         if self._look_ahead:
-            rows = self._look_at(row, distinct, first_rank)
-            distinct, first_rank = distinct[rows], first_rank[rows]
+            distinct, first_rank = self._look_at(row, distinct, first_rank)
         else:
             row.discovered = row.new_targets
             self._seen.add(distinct[new])
@@ -390,8 +400,6 @@ class Crawler:
             return
         seen = seen_first(distinct, first_rank)
         if moves:
-            # the linking page of each open link: a place in the batch
-            link_source = np.repeat(np.arange(len(self._batch)), np.diff(offsets))[links]
             seen = replace(
                 seen,
                 link_target=inverse,
@@ -448,8 +456,8 @@ class Crawler:
         assert self._scores is not None
         return self._scores.scores(self._batch)[source]
 
-    def _look_at(self, row: Iteration, targets: Targets, first_rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Fetches new targets, in the order of places, up to the end of the crawl. Returns the rows that are live, ascending."""
+    def _look_at(self, row: Iteration, targets: Targets, first_rank: NDArray[np.int64]) -> tuple[Targets, NDArray[np.int64]]:
+        """Fetches new targets, in the order of places, up to the end of the crawl. Returns those that are live, ascending."""
         new = np.arange(len(targets))
         if not self._places.trivial:  # else they are in the order of places already
             new = np.argsort(self._places.of(targets))
@@ -463,8 +471,14 @@ class Crawler:
         row.discovered = len(new)
         self._fetch(row, targets[new], first_rank[new].astype(np.uint32))
         live = np.sort(new[targets[new] < self._corpus.n_pages])
-        row.mean_score_discovered = self._mean_score(targets[live])
-        return live
+        self._read(targets[live])
+        row.mean_score_discovered = mean_score(self._look_scores)
+        return self._looked_at, first_rank[live]
+
+    def _read(self, pages: Targets) -> None:
+        """Scores of pages that were fetched, for the policy to ask for."""
+        assert self._scores is not None
+        self._looked_at, self._look_scores = pages, self._scores.scores(pages)
 
     def _drop(self, targets: Targets) -> None:
         """Targets that a cap keeps out for good."""
@@ -567,18 +581,22 @@ class Crawler:
         rows = np.flatnonzero(is_crawled.has(fetched))
         # The same targets in two orders: sorted, they pair up.
         crawl_rank[rows[_sorted_by_id(fetched[rows])]] = _sorted_by_id(crawled)
-        seed = linked_by == NOBODY
-        parent = np.full(len(fetched), NOBODY, dtype=np.uint32)
-        parent[~seed] = crawled[linked_by[~seed]]
         row_of = np.empty(len(crawled), dtype=np.int64)
         row_of[crawl_rank[rows]] = rows
-        depth_of = np.zeros(len(crawled) + 1, dtype=np.uint32)  # by crawl rank; what linked to a page was crawled in an iteration before
+        # By crawl rank + 1, so that NOBODY + 1, which is 0, stands for what linked to a seed. A page that linked to another was crawled in
+        # an iteration before.
+        page_of = np.concatenate([np.array([NOBODY]), crawled])
+        depth_of = np.empty(len(crawled) + 1, dtype=np.uint32)
+        depth_of[0] = np.uint32(0xFFFFFFFF)
         start = 0
         for row in self._rows:
-            by = linked_by[row_of[start : start + row.crawled]]
-            depth_of[start : start + row.crawled] = np.where(by == NOBODY, 0, depth_of[np.minimum(by, len(crawled))] + 1)
-            start += row.crawled
-        depth = np.where(seed, 0, depth_of[np.minimum(linked_by, len(crawled))] + 1).astype(np.uint32)
+            end = start + row.crawled
+            depth_of[start + 1 : end + 1] = depth_of[linked_by[row_of[start:end]] + _ONE] + _ONE
+            start = end
+        parent, depth = np.empty_like(fetched), np.empty_like(fetched)
+        for part in _slices(len(fetched)):
+            by = linked_by[part] + _ONE
+            parent[part], depth[part] = page_of[by], depth_of[by] + _ONE
         return parent, depth, crawl_rank
 
     def _result(self, stop: str) -> Crawl:
@@ -588,10 +606,11 @@ class Crawler:
         rows = np.flatnonzero(crawl_rank != NOBODY)
         fetched_priority[rows] = priority[crawl_rank[rows]]
         if self._look_ahead:  # what was only fetched waits: its priority does not move
-            rows = np.flatnonzero((crawl_rank == NOBODY) & (fetched < self._corpus.n_pages))
-            refused = self._n_refused
-            first_rank = _joined(self._linked_by)[rows].astype(np.int64)
-            fetched_priority[rows] = self._priorities(seen_first(fetched[rows], first_rank))
+            refused, linked_by = self._n_refused, _joined(self._linked_by)
+            for part in _slices(len(fetched)):
+                rows = part.start + np.flatnonzero((crawl_rank[part] == NOBODY) & (fetched[part] < self._corpus.n_pages))
+                self._read(fetched[rows])
+                fetched_priority[rows] = self._priorities(seen_first(self._looked_at, linked_by[rows].astype(np.int64)))
             self._n_refused = refused
         by_iteration = [row.fetched + row.dead for row in self._rows]
         numbers = np.arange(len(self._rows), dtype=np.uint32)
@@ -658,6 +677,11 @@ def seen_first(targets: Targets, first_rank: NDArray[np.int64]) -> Seen:
     """What a policy whose priorities do not move is shown."""
     none = np.empty(0, dtype=np.float32)
     return Seen(targets=targets, first_rank=first_rank, link_target=none.astype(np.int64), link_score=none, mean_score=float("nan"))
+
+
+def _slices(n: int) -> Iterator[slice]:
+    """0 to n in steps that fit a cache."""
+    return (slice(start, min(start + _STEP, n)) for start in range(0, n, _STEP))
 
 
 def _joined(parts: list[NDArray[np.uint32]]) -> NDArray[np.uint32]:

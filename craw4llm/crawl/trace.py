@@ -162,17 +162,29 @@ class Trace:
         """uint32: pages in fetch order."""
         return self.prefix().fetched
 
-    def prefix(self, *, pages: int | None = None, fetches: int | None = None) -> Prefix:
-        """What the crawl with this budget, of pages crawled or of fetches, would have fetched and crawled; without one, all of it.
+    def scores(self, name: str) -> NDArray[np.float32]:
+        """float32, of the fetched pages in fetch order: what the crawl's input `score_<name>` says of them (NaN: no score)."""
+        if f"score_{name}" not in self.pages.column_names:
+            known = ", ".join(c.removeprefix("score_") for c in self.pages.column_names if c.startswith("score_"))
+            raise ConfigError(f"the crawl {self.artifact.fingerprint} kept no scores named {name!r}; it kept {known or 'none'}")
+        return self._column(f"score_{name}", np.float32)
 
-        Raises ConfigError for a prefix that is longer than the crawl.
+    def prefix(self, *, pages: int | None = None, fetches: int | None = None, tokens: int | None = None) -> Prefix:
+        """What the crawl with this budget, of pages, fetches or tokens, would have fetched and crawled; without one, all of it.
+
+        A crawl ends at the first event that covers its budget. So the prefix of all fetches of a look-ahead crawl lacks the pages that were
+        crawled after the last of them; the prefix without a budget has them. Raises ConfigError for a prefix that is longer than the crawl.
         """
-        assert pages is None or fetches is None, "one prefix at a time"
+        assert sum(budget is not None for budget in (pages, fetches, tokens)) <= 1, "one prefix at a time"
+        if tokens is not None:
+            pages = self._pages_of(tokens)
         fetch_rank = self._column("fetch_rank", np.uint64)
-        fetched_in = self._column("iteration", np.uint32)
         is_crawled = ~self.pages.column("crawl_rank").is_null().to_numpy(zero_copy_only=False)
         crawl_rank = self._column("crawl_rank", np.uint32)
         look_ahead = KNOWLEDGE[self.config["policy"]] == "target_text"
+        seed = self.pages.column("parent").is_null().to_numpy(zero_copy_only=False)
+        if self.config["mode"] == "released":  # its seeds are fetched, queued and popped like other pages
+            seed = np.zeros(len(seed), dtype=np.bool_)
         n_fetches = self.n_fetches
         is_fetched = np.ones(len(fetch_rank), dtype=np.bool_)
         if pages is not None:
@@ -180,7 +192,7 @@ class Trace:
             is_crawled &= crawl_rank < pages
             last = int(np.flatnonzero(is_crawled)[np.argmax(crawl_rank[is_crawled])])
             crawl_iteration = int(self._column("crawl_iteration", np.uint32)[last])
-            if look_ahead and crawl_iteration:  # all fetches of an iteration come before its crawls
+            if look_ahead and not seed[last]:  # all fetches of an iteration come before its crawls
                 n_fetches = int(np.searchsorted(self._fetch_iterations, crawl_iteration, side="right"))
             else:
                 n_fetches = int(fetch_rank[last]) + 1
@@ -193,7 +205,7 @@ class Trace:
             if look_ahead:
                 iteration = int(self._fetch_iterations[fetches - 1])
                 # an iteration's fetches come before its crawls; only a seed is fetched and crawled at once
-                is_crawled &= (self._column("crawl_iteration", np.uint32) < iteration) | (fetched_in == 0)
+                is_crawled &= (self._column("crawl_iteration", np.uint32) < iteration) | seed
         page = self._column("page", np.uint32)
         crawled = np.flatnonzero(is_crawled)
         crawled = crawled[np.argsort(crawl_rank[crawled], kind="stable")]
@@ -207,6 +219,15 @@ class Trace:
             None if scores is None else scores[is_fetched],
             n_fetches,
         )
+
+    def _pages_of(self, tokens: int) -> int:
+        """How many pages were crawled when their tokens reached this number."""
+        if "tokens" not in self.pages.column_names:
+            raise ConfigError(f"the crawl {self.artifact.fingerprint} counted no tokens; give it budget_tokens and the input `lengths`")
+        crawled = self.pages.filter(self.pages.column("crawl_rank").is_valid()).sort_by("crawl_rank")
+        totals = np.cumsum(crawled.column("tokens").to_numpy(), dtype=np.int64)
+        self._check(tokens, int(totals[-1]), "tokens crawled")
+        return int(np.searchsorted(totals, tokens)) + 1
 
     @cached_property
     def _fetch_iterations(self) -> NDArray[np.uint32]:

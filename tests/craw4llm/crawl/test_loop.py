@@ -8,12 +8,14 @@ The web (a score after each page; cc and da are dead links, k has no text and no
 Seeds in the order b, a; batches of two live pages. In the order of URLs, cc stands between c and d, and da between d and e.
 """
 
+import collections
 import heapq
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -21,6 +23,7 @@ from craw4llm.configs import KNOWLEDGE, NEEDS_RANK, NEEDS_SCORER, CorpusConfig, 
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import uniform
 from craw4llm.crawl.loop import distinct_targets
+from craw4llm.crawl.seeds import seed_order
 from craw4llm.crawl.trace import Trace
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.fingerprint import External
@@ -280,7 +283,16 @@ class Reference:
     policy: str
     rng_seed: int
     batch_pages: int
+    groups: list[list[str]] = field(default_factory=list)  # with caps: a name for each target
+    caps: list[int] = field(default_factory=list)
+    restart_seeds: int = 0
+    order: list[int] = field(default_factory=list)  # in which seeds are drawn
     events: list[tuple[str, int]] = field(default_factory=list)
+
+    def full(self, target: int) -> bool:
+        crawled = [page for kind, page in self.events if kind == "crawl"]
+        pairs = zip(self.groups, self.caps, strict=True)
+        return any(sum(names[page] == names[target] for page in crawled) >= cap for names, cap in pairs)
 
     def run(self, seeds: list[int]) -> list[tuple[str, int]]:
         """All events of the crawl without a budget."""
@@ -305,6 +317,8 @@ class Reference:
                         new.append(target)
             if look_ahead:
                 for target in sorted(new, key=lambda t: self.place[t]):
+                    if self.full(target):
+                        continue
                     self.events.append(("fetch", target))
                     if target < self.n_pages:
                         waiting[target] = self.scores[target]
@@ -319,11 +333,19 @@ class Reference:
                 target = heapq.heappop(heap)[-1]
                 del waiting[target]
                 fetched.add(target)
+                if self.full(target):
+                    continue
                 if not look_ahead:
                     self.events.append(("fetch", target))
                 if target < self.n_pages:
                     batch.append(target)
                     self.events.append(("crawl", target))
+            if not batch and self.restart_seeds:
+                batch = [page for page in self.order if page not in seen][: self.restart_seeds]
+                seen.update(batch)
+                fetched.update(batch)
+                for page in batch:
+                    self.events += [("fetch", page), ("crawl", page)]
         return self.events
 
     def priority(self, target: int, parents: list[int], crawled: list[int]) -> float:
@@ -369,7 +391,9 @@ def rank_of(random_web, policy: str) -> list[float]:
     return np.bincount(corpus.outlinks(np.arange(corpus.n_pages))[1], minlength=n).tolist()
 
 
-def reference(random_web, policy: str, batch_pages: int, seeds: list[int], score_of: dict[int, float]) -> list[tuple[str, int]]:
+def reference(
+    random_web, policy: str, batch_pages: int, seeds: list[int], score_of: dict[int, float], **options: object
+) -> list[tuple[str, int]]:
     corpus = random_web[2]
     urls = corpus.urls.to_pylist() + corpus.dead_urls.to_pylist()
     places = {t: k for k, t in enumerate(sorted(range(len(urls)), key=lambda t: urls[t].encode()))}
@@ -383,6 +407,7 @@ def reference(random_web, policy: str, batch_pages: int, seeds: list[int], score
         policy=policy,
         rng_seed=4,
         batch_pages=batch_pages,
+        **options,
     ).run(seeds)
 
 
@@ -399,16 +424,82 @@ def run_stage(random_web, shared_build, policy: str, **fields: object) -> Trace:
 @pytest.mark.parametrize("policy", PLAIN_POLICIES)
 def test_against_the_reference(random_web, shared_build, policy, batch_pages):
     """The whole crawl, to the last page that can be reached."""
+    trace = run_stage(random_web, shared_build, policy, batch_pages=batch_pages, budget_pages=1000)
+    events = reference(random_web, policy, batch_pages, trace.crawled[:6].tolist(), scores_of(random_web))
+    assert trace.stop == "exhausted" and trace.n_crawled > 200 and len(trace.dead_links) > 100
+    assert_events(trace, events)
+
+
+def scores_of(random_web) -> dict[int, float]:
     _, table, corpus = random_web
     rows = pq.read_table(table.config.source.path).to_pydict()
-    score_of = dict(zip(corpus.find(rows["url"]).tolist(), rows["score"], strict=True))
-    trace = run_stage(random_web, shared_build, policy, batch_pages=batch_pages, budget_pages=1000)
-    events = reference(random_web, policy, batch_pages, trace.crawled[:6].tolist(), score_of)
-    assert trace.stop == "exhausted" and trace.n_crawled > 200 and len(trace.dead_links) > 100
+    return dict(zip(corpus.find(rows["url"]).tolist(), rows["score"], strict=True))
+
+
+def assert_events(trace: Trace, events: list[tuple[str, int]]) -> None:
     assert trace.crawled.tolist() == [t for kind, t in events if kind == "crawl"]
     rows = [(r["fetch_rank"], r["page"]) for r in trace.pages.to_pylist()]
     rows += [(r["fetch_rank"], r["target"]) for r in trace.dead_links.to_pylist()]
     assert [t for _, t in sorted(rows)] == [t for kind, t in events if kind == "fetch"]
+
+
+OPTIONS = {
+    "host cap": {"pages_per_host": 9},
+    "domain cap": {"pages_per_domain": 25},
+    "both caps, restarts": {"pages_per_host": 12, "pages_per_domain": 40, "restart_seeds": 7},
+    "restarts": {"restart_seeds": 3},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("policy", ["quality", "random", "breadth_first", "parent_mean", "seen_indegree"])
+def test_caps_and_restarts_against_the_reference(random_web, shared_build, policy, options):
+    """The whole crawl, with every page's and dead link's host and registered domain."""
+    corpus, fields = random_web[2], OPTIONS[options]
+    hosts = [url.split("/")[2] for url in corpus.urls.to_pylist() + corpus.dead_urls.to_pylist()]
+    domains = [".".join(host.split(".")[-2:]) for host in hosts]
+    named = {"pages_per_host": hosts, "pages_per_domain": domains}
+    trace = run_stage(random_web, shared_build, policy, batch_pages=20, budget_pages=1000, **fields)
+    events = reference(
+        random_web,
+        policy,
+        20,
+        trace.crawled[:6].tolist(),
+        scores_of(random_web),
+        groups=[names for field, names in named.items() if field in fields],
+        caps=[fields[field] for field in named if field in fields],
+        restart_seeds=fields.get("restart_seeds", 0),
+        order=seed_order(corpus, 0).tolist(),
+    )
+    assert_events(trace, events)
+    assert trace.stop == "exhausted"
+    if "pages_per_host" in fields:
+        seeds = [hosts[page] for page in trace.pages.filter(pc.is_null(trace.pages["parent"]))["page"].to_pylist()]
+        most = max(collections.Counter(hosts[page] for page in trace.crawled.tolist()).values())
+        assert fields["pages_per_host"] <= most <= fields["pages_per_host"] + len(seeds)
+        assert trace.artifact.count("capped") > 50
+    if "restart_seeds" in fields and "pages_per_host" not in fields:
+        assert set(seed_order(corpus, 0).tolist()) <= set(trace.crawled.tolist())  # every page that has text and is not held out
+        assert trace.pages["parent"].null_count > 6
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("policy", ["quality", "random", "parent_mean", "predicted"])
+def test_prefixes_with_caps_and_restarts(random_web, shared_build, policy, options):
+    fields = {"batch_pages": 20, "seed_count": 2, **OPTIONS[options]}
+    long = run_stage(random_web, shared_build, policy, budget_pages=1000, **fields)
+    assert long.stop == "exhausted"
+    n, fetches = long.n_crawled, long.n_fetches
+    for pages in (1, 2, 3, 30, n // 2, n - 4, n - 1, n):
+        short = run_stage(random_web, shared_build, policy, budget_pages=pages, **fields)
+        prefix = long.prefix(pages=pages)
+        assert short.crawled.tolist() == long.crawled[:pages].tolist() == prefix.crawled.tolist()
+        assert short.fetched.tolist() == prefix.fetched.tolist() and short.n_fetches == prefix.fetches
+    for made in (1, 2, 3, 31, fetches // 2, fetches - 5, fetches - 1, fetches):
+        short = run_stage(random_web, shared_build, policy, budget_fetches=made, **fields)
+        prefix = long.prefix(fetches=made)
+        assert short.n_fetches == made and short.fetched.tolist() == prefix.fetched.tolist()
+        assert short.crawled.tolist() == prefix.crawled.tolist()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
