@@ -8,7 +8,6 @@ Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artif
 end and has saved where it is (run it again); 130 interrupted.
 """
 
-import importlib.metadata
 import json
 import logging
 import signal
@@ -34,11 +33,15 @@ class _Commands(click.Group):
     """The commands of this file, and those that installed packages register (name -> click command), loaded when asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        import importlib.metadata  # a tenth of a second, which commands of this file do not need
+
         return sorted({*super().list_commands(ctx), *(entry.name for entry in importlib.metadata.entry_points(group=COMMANDS))})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = super().get_command(ctx, cmd_name)
         if found is None:
+            import importlib.metadata
+
             for entry in importlib.metadata.entry_points(group=COMMANDS, name=cmd_name):
                 found = entry.load()
         return found

@@ -12,7 +12,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
@@ -73,6 +72,8 @@ class Corpus:
 
     @cached_property
     def _host_dictionary(self) -> pa.DictionaryArray:
+        import pyarrow.compute as pc
+
         return pc.dictionary_encode(self.column("host").combine_chunks())
 
     @cached_property
@@ -127,6 +128,8 @@ class Corpus:
     @property
     def dead_places(self) -> NDArray[np.uint32]:
         """uint32[n_targets - n_pages], ascending: each dead link's place in the order of canonical URLs (UTF-8 bytes) of all targets."""
+        import pyarrow.compute as pc
+
         order = pc.sort_indices(pa.chunked_array([self.urls, self.dead_urls])).to_numpy()
         return np.flatnonzero(order >= self.n_pages).astype(np.uint32)
 
@@ -160,12 +163,16 @@ class Corpus:
 
     def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(urls)]: page ids of URLs (any spelling of the canonical one), -1 for those not in the corpus."""
+        import pyarrow.compute as pc
+
         wanted = pa.array([canonical_url(url) or "" for url in urls], type=pa.string())
         found = pc.index_in(wanted, value_set=self.urls)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def find_targets(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """As `find`, with the targets of dead links."""
+        import pyarrow.compute as pc
+
         found = self.find(urls)
         dead = pc.index_in(pa.array([canonical_url(url) or "" for url in urls], type=pa.string()), value_set=self.dead_urls)
         rows = pc.fill_null(dead, -1).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -83,7 +83,7 @@ def write_trace(
     urls = corpus.dead_urls.take(pa.array(dead.astype(np.int64) - corpus.n_pages))
     columns = {
         "target": pa.array(dead, pa.uint32()),
-        "url": urls.cast(pa.string()),
+        "url": urls if urls.type == pa.string() else urls.cast(pa.string()),
         "iteration": pa.array(crawl.fetched_in[~live], pa.uint32()),
         "fetch_rank": pa.array(ranks[~live], pa.uint64()),
     }
@@ -97,16 +97,18 @@ def write_trace(
 def crawled_by_iteration(artifact: Artifact) -> Iterator[tuple[int, NDArray[np.uint32]]]:
     """(iteration, targets in crawl order) of every iteration of a crawl that crawled any; targets without a page are among them in mode
     `released`."""
-    sizes = pq.read_table(artifact.file("iterations.parquet"), columns=["crawled"]).column(0).to_numpy()
+    sizes = pq.ParquetFile(artifact.file("iterations.parquet")).read(["crawled"]).column(0).to_numpy()
     ends = np.cumsum(sizes)
     targets = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint32)
     for name, column in (("pages.parquet", "page"), ("dead_links.parquet", "target")):
         path = artifact.file(name)
-        if "crawl_rank" in pq.read_schema(path).names:
-            table = pq.read_table(path, columns=[column, "crawl_rank"])
+        stored = pq.ParquetFile(path)  # pq.read_table brings the datasets of pyarrow with it
+        if "crawl_rank" in stored.schema_arrow.names:
+            table = stored.read([column, "crawl_rank"])
             ranks = table.column("crawl_rank").combine_chunks()
-            is_crawled = ranks.is_valid().to_numpy(zero_copy_only=False)
-            targets[ranks.fill_null(0).to_numpy(zero_copy_only=False)[is_crawled]] = table.column(column).to_numpy()[is_crawled]
+            numbers = ranks.to_numpy(zero_copy_only=False).astype(np.float64)  # null as NaN; pyarrow's own way brings pyarrow.compute along
+            is_crawled = ~np.isnan(numbers)
+            targets[numbers[is_crawled].astype(np.int64)] = table.column(column).to_numpy()[is_crawled]
     for iteration, (end, size) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
         if size:
             yield iteration, targets[end - size : end]
