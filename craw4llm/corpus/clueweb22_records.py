@@ -129,8 +129,7 @@ class _Open:
             ) from error
         self.size = os.fstat(self.handle).st_size
         self.offsets, _ = read_offsets(path.with_name(path.name.replace(".json.gz", ".offset")).read_bytes(), path)
-        if size >= 0 and self.size != size:
-            os.close(self.handle)
+        if self.size != size:
             raise InputError(
                 f"corpus: {path} has {self.size:,} bytes, but the corpus was built from a file of {size:,}; "
                 "put that file back, or plan the corpus again (its fingerprint changes with its files)"
