@@ -11,6 +11,8 @@ Last line: JSON with floor_ratio (floor / ours), pages_per_s and mb_per_s (unpac
 """
 
 import argparse
+import gzip
+import itertools
 import json
 import random
 import statistics
@@ -40,7 +42,6 @@ def write_folder(root: Path, pages: int, per_file: int = 2000) -> None:
     weights = [1 / (k + 3) for k in range(len(words))]
     pool = rng.choices(words, weights, k=400_000)
     ids = [f"clueweb22-en{k // per_file // 100:04d}-{k // per_file % 100:02d}-{k % per_file:05d}" for k in range(pages)]
-    import gzip
 
     def link(target: int) -> list[Any]:
         other = ids[target] if rng.random() < 0.7 else None
@@ -51,7 +52,12 @@ def write_folder(root: Path, pages: int, per_file: int = 2000) -> None:
         members: dict[str, list[bytes]] = {kind: [] for kind in ("txt", "outlink", "inlink")}
         for k in range(first, min(pages, first + per_file)):
             at, n = rng.randrange(len(pool) - 3000), min(3000, int(rng.lognormvariate(6.33, 0.55)))
-            about = {"url": f"https://www.site{k % 97}.example.com/pages/{k}", "urlhash": f"{k:032X}", "language": "en", "ClueWeb22-ID": ids[k]}
+            about = {
+                "url": f"https://www.site{k % 97}.example.com/pages/{k}",
+                "urlhash": f"{k:032X}",
+                "language": "en",
+                "ClueWeb22-ID": ids[k],
+            }
             records = {
                 "txt": {"URL": about["url"] + "\n", "URL-hash": about["urlhash"], "Language": "en", "ClueWeb22-ID": ids[k]}
                 | {"Clean-Text": " ".join(pool[at : at + n])},
@@ -79,7 +85,7 @@ def floor(root: Path, kinds: tuple[str, ...]) -> tuple[float, int]:
             path = file.path(root, kind)
             bounds = read_offsets(file.path(root, kind, ".offset").read_bytes(), path)[0].tolist()
             data = path.read_bytes()
-            for begin, end in zip(bounds, bounds[1:], strict=False):
+            for begin, end in itertools.pairwise(bounds):
                 unpacked = isal_zlib.decompress(data[begin:end], 31)
                 size += len(unpacked)
                 orjson.loads(unpacked)
