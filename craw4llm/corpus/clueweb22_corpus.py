@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from craw4llm.artifact import Artifact
 from craw4llm.corpus.clueweb22_files import KINDS, RECORDS_PER_FILE, DataFile, allowed_streams, format_id, parse_id
 from craw4llm.corpus.clueweb22_records import RecordFiles, unpack
-from craw4llm.corpus.clueweb22_slots import Slots
+from craw4llm.corpus.clueweb22_slots import Slots, format_ids
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import ConfigError, InputError
 
@@ -59,7 +59,7 @@ class ClueWeb22Corpus(Corpus):
 
     def doc_ids(self, targets: ArrayLike) -> list[str]:
         """Document ids of pages and dead links."""
-        return [format_id(key) for key in self._keys(np.asarray(targets, dtype=np.int64)).tolist()]
+        return format_ids(self._keys(np.asarray(targets, dtype=np.int64)))
 
     def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """int64: page ids of document ids (or of URLs, where links were resolved by them), -1 for those not in the corpus."""

@@ -11,11 +11,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from craw4llm.corpus.clueweb22_files import FILES_PER_LANGUAGE, RECORDS_PER_FILE
+from craw4llm.corpus.clueweb22_files import FILES_PER_LANGUAGE, LANGUAGES, RECORDS_PER_FILE
 
 FOREIGN, OUT = -2, -1  # what is no slot: of another language or stream; of the collection, but in no file
 
 Ints = NDArray[np.int64]
+
+
+def format_ids(keys: Ints) -> list[str]:
+    """Document ids of keys: craw4llm.corpus.clueweb22_files.format_id, for many."""
+    ids = np.empty(len(keys), dtype=object)
+    languages = keys // (FILES_PER_LANGUAGE * RECORDS_PER_FILE)
+    for language in np.unique(languages).tolist():
+        chosen = np.flatnonzero(languages == language)
+        name = f"clueweb22-{LANGUAGES[language]}0000-00-00000"
+        text = np.tile(np.frombuffer(name.encode(), dtype=np.uint8), (len(chosen), 1))
+        left = keys[chosen]
+        for k in range(1, 14):
+            if name[-k] == "0":
+                left, digit = np.divmod(left, 10)
+                text[:, -k] += digit.astype(np.uint8)
+        ids[chosen] = np.ascontiguousarray(text).view(f"S{len(name)}").ravel().astype(str)
+    return list(ids)
 
 
 @dataclass(frozen=True, kw_only=True)

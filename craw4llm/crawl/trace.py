@@ -66,9 +66,9 @@ def write_trace(
         "page": pa.array(pages, pa.uint32()),
         "iteration": pa.array(crawl.fetched_in[live], pa.uint32()),
         "fetch_rank": pa.array(ranks[live], pa.uint64()),
-        "crawl_rank": pa.array(crawl_rank, pa.uint32(), mask=~crawled),
-        "crawl_iteration": pa.array(crawled_in, pa.uint32(), mask=~crawled),
-        "parent": pa.array(crawl.parent[live], pa.uint32(), mask=depth == 0),
+        "crawl_rank": _nullable(crawl_rank, crawled),
+        "crawl_iteration": _nullable(crawled_in, crawled),
+        "parent": _nullable(crawl.parent[live], depth != 0),
         "depth": pa.array(depth, pa.uint32()),
         "priority": pa.array(crawl.fetched_priority[live], pa.float32()),
         "score": pa.nulls(len(pages), pa.float32()) if scores is None else pa.array(scores, pa.float32()),
@@ -77,7 +77,7 @@ def write_trace(
     if crawl.crawled_tokens is not None:
         tokens = np.zeros(len(pages), dtype=np.uint32)
         tokens[crawled] = crawl.crawled_tokens[crawl_rank[crawled]]
-        columns["tokens"] = pa.array(tokens, pa.uint32(), mask=~crawled)
+        columns["tokens"] = _nullable(tokens, crawled)
     _write(pa.table(columns), out / "pages.parquet")
     dead = crawl.fetched[~live]
     urls = corpus.dead_urls.take(pa.array(dead.astype(np.int64) - corpus.n_pages))
@@ -89,7 +89,7 @@ def write_trace(
     }
     if ghosts:
         rank = crawl.crawl_rank[~live]
-        columns["crawl_rank"] = pa.array(rank, pa.uint32(), mask=rank == NOBODY)
+        columns["crawl_rank"] = _nullable(rank, rank != NOBODY)
     _write(pa.table(columns), out / "dead_links.parquet")
     _write(pa.Table.from_pylist([asdict(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
 
@@ -250,6 +250,13 @@ class Trace:
                 f"the crawl {self.artifact.fingerprint} ({self.config['policy']}) has {there:,} {what} ({why}), but its first {wanted:,} "
                 "are wanted; " + ("use a smaller prefix or more seeds" if self.stop == "exhausted" else "raise the crawl's budget")
             )
+
+
+def _nullable(values: NDArray[np.uint32], known: NDArray[np.bool_]) -> pa.Array:
+    """uint32 with nulls where not `known`: what pa.array(values, mask=~known) gives, which imports numpy.ma."""
+    kept = np.where(known, values, np.uint32(0)).astype(np.uint32, copy=False)
+    bits = np.packbits(known, bitorder="little")
+    return pa.Array.from_buffers(pa.uint32(), len(kept), [pa.py_buffer(bits), pa.py_buffer(kept)])
 
 
 def _write(table: pa.Table, path: Path) -> None:

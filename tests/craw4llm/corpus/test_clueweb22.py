@@ -26,6 +26,7 @@ from craw4llm.configs import (
 )
 from craw4llm.corpus import clueweb22_build, clueweb22_parts
 from craw4llm.corpus.clueweb22_files import LANGUAGES, delivered, digest, format_id, parse_id
+from craw4llm.corpus.clueweb22_slots import format_ids
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import ConfigError, InputError
 from craw4llm.execution import Execution
@@ -73,7 +74,7 @@ def small(tmp_path: Path) -> list[Doc]:
 def test_ids_and_keys() -> None:
     names = ["clueweb22-en0041-36-03476", "clueweb22-zh_chs0000-00-00001", "clueweb22-other0102-99-99999", "clueweb22-de0000-00-00000"]
     keys = [parse_id(name) for name in names]
-    assert [format_id(key) for key in keys if key is not None] == names
+    assert [format_id(key) for key in keys if key is not None] == names == format_ids(np.array(keys))
     assert [name for _, name in sorted(zip(keys, names, strict=True))] == sorted(names)
     assert list(LANGUAGES) == sorted(LANGUAGES)
     for wrong in ("clueweb22-en0041-36-3476", "clueweb22-xx0041-36-03476", "clueweb22-en0041-36-034767", "http://a.example/", ""):
