@@ -204,6 +204,8 @@ class CorpusConfig(Config):
 
     def _check_clueweb22(self, source: ClueWeb22) -> None:
         wrong = check_streams(source.streams)
+        if wrong is None and list(source.streams) != sorted(set(source.streams)):
+            wrong = f"{', '.join(source.streams)} are given; expected each once, in alphabetical order"
         if wrong is not None:
             raise ConfigError(f"corpus: streams: {wrong}")
         if source.links not in ("compiled", "in_place") or source.indegree not in ("links", "inlink"):

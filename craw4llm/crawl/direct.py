@@ -126,7 +126,7 @@ def _source(wanted: Wanted) -> External | ClueWeb22:
     assert wanted.policy in KNOWLEDGE
     return ClueWeb22(
         folder=external,
-        streams=wanted.streams,
+        streams=tuple(sorted(set(wanted.streams))),
         links=wanted.links,  # type: ignore[arg-type]
         indegree=wanted.indegree,  # type: ignore[arg-type]
     )
