@@ -75,7 +75,7 @@ def check_streams(streams: tuple[str, ...]) -> str | None:
     for stream in streams:
         match = _STREAM.fullmatch(stream)
         if match is None or match[1] not in LANGUAGES:
-            return f"{stream!r} is no language or stream of ClueWeb22; give languages ({', '.join(LANGUAGES)}) or beginnings of streams (en0, en00)"
+            return f"{stream!r} is no language or stream; give some of {', '.join(LANGUAGES)}, or beginnings of streams (en0, en00)"
     return None
 
 
