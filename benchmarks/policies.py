@@ -3,11 +3,12 @@
     python benchmarks/policies.py                docweb (../shared/corpus), five seed sets, both scorers, links that lead out not followed
     python benchmarks/policies.py --links dead   the same, links that lead out being dead links that cost a fetch
     python benchmarks/policies.py --synthetic    a synthetic web of 40,000 pages with planted quality, scored by its own fastText model
-    python benchmarks/policies.py --quick        two seed sets, one scorer
+    python benchmarks/policies.py --quick        two seed sets, one scorer (--synthetic: of 10,000 pages)
 
 N is 5, 10 and 20% of the pages; 50 seeds a set, drawn by hash; batches of 150. The seed sets (10 to 14) are not those that the policy
 `predicted` was made with (0 to 2). The intervals are 95% t intervals over the seed sets, of paired differences `predicted` - other, the
-scorers averaged within each set. Last line: JSON with the mean differences to `quality` and to the best parent-only policy, by N.
+scorers averaged within each set. On the synthetic web `predicted` runs a second time, as `predicted+links`, where the links have anchor
+texts and say where they stand. Last line: JSON with the mean differences to `quality` and to the best parent-only policy, by N.
 """
 
 import argparse
@@ -76,8 +77,9 @@ def best(trace: Trace, fetches: int, keep: int) -> float:
 
 def worlds(options: argparse.Namespace) -> tuple[Stage, dict[str, Stage]]:
     if options.synthetic:
-        web = Stage(CorpusConfig(source=SyntheticWeb(pages=40_000, hosts=400, seed=7), heldout_fraction=0, dangling_links=options.links))
-        return web, {"synthetic": Stage(ScorerConfig(kind="train_fasttext", source=SyntheticText(), route="projected"))}
+        return synthetic_web(options, link_texts=False), {
+            "synthetic": Stage(ScorerConfig(kind="train_fasttext", source=SyntheticText(), route="projected"))
+        }
     source = External(name="corpus", path=str(SHARED / "corpus/docweb.parquet"))
     web = Stage(CorpusConfig(source=source, heldout_fraction=0, dangling_links=options.links))
     table = External(name="scores", path=str(SHARED / "corpus/docweb_scores.parquet"))
@@ -86,7 +88,15 @@ def worlds(options: argparse.Namespace) -> tuple[Stage, dict[str, Stage]]:
     return web, {name: Stage(ScorerConfig(kind="table", source=table, column=column)) for name, column in chosen.items()}
 
 
-def measure(build: Callable[[Stage], Artifact], web: Stage, scorer: Stage, seed_set: int) -> dict[tuple[str, float], tuple[float, int]]:
+def synthetic_web(options: argparse.Namespace, *, link_texts: bool) -> Stage:
+    pages = 10_000 if options.quick else 40_000
+    source = SyntheticWeb(pages=pages, hosts=pages // 100, homophily=options.homophily, seed=7, link_texts=link_texts)
+    return Stage(CorpusConfig(source=source, heldout_fraction=0, dangling_links=options.links))
+
+
+def measure(
+    build: Callable[[Stage], Artifact], web: Stage, scorer: Stage, seed_set: int, with_links: Stage | None
+) -> dict[tuple[str, float], tuple[float, int]]:
     """(policy, share of the pages) -> (mean score of the best N, fetches)."""
     n_pages = int(build(web).count("pages"))
     common: dict[str, Any] = {"batch_pages": 150, "seed_set": seed_set}
@@ -94,9 +104,12 @@ def measure(build: Callable[[Stage], Artifact], web: Stage, scorer: Stage, seed_
     quality = Stage(largest, corpus=web, scorer=scorer)
     reference = Trace(build(quality))
     results: dict[tuple[str, float], tuple[float, int]] = {}
-    for policy in ("quality", *POLICIES):
+    for policy in ("quality", *POLICIES, *(["predicted+links"] if with_links else [])):
         if policy == "quality":
             trace = reference
+        elif policy == "predicted+links":  # the same web, so the same page ids
+            config = CrawlConfig(policy="predicted", budget_fetches=reference.n_fetches, **common)
+            trace = Trace(build(Stage(config, corpus=with_links, scorer=scorer)))
         else:
             rank = {"rank": Stage(ScorerConfig(kind="pagerank", source=GraphMeasure()), corpus=web)} if policy in NEEDS_RANK else {}
             config = CrawlConfig(policy=policy, match_fetches=True, **common)
@@ -118,23 +131,26 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--synthetic", action="store_true")
     parser.add_argument("--links", choices=("outside", "dead"), default="outside", help="links that lead out of the collection")
+    parser.add_argument("--homophily", type=float, default=0.7, help="of the synthetic web: share of links that prefer like quality")
     parser.add_argument("--root", type=Path, help="artifact root to keep (default: a temporary one)")
     options = parser.parse_args()
     seed_sets = range(10, 12 if options.quick else 15)
     web, scorers = worlds(options)
     with tempfile.TemporaryDirectory() as temporary:
         build = builder(options.root or Path(temporary))
-        found = {name: [measure(build, web, scorer, seeds) for seeds in seed_sets] for name, scorer in scorers.items()}
+        with_links = synthetic_web(options, link_texts=True) if options.synthetic else None
+        found = {name: [measure(build, web, scorer, seeds, with_links) for seeds in seed_sets] for name, scorer in scorers.items()}
+    others: tuple[str, ...] = (*POLICIES[1:], *(["predicted+links"] if options.synthetic else []))
     print(f"links that lead out: {options.links}; {len(seed_sets)} seed sets; mean score of the best N of the pages fetched")
     print("policy         " + "".join(f"{name:>17} {share:4.0%}" for name in found for share in SHARES))
-    for policy in ("quality", *POLICIES):
+    for policy in ("quality", "predicted", *others):
         cells = [f"{statistics.mean(one[policy, share][0] for one in found[name]):22.4f}" for name in found for share in SHARES]
         print(f"{policy:15}" + "".join(cells))
     cells = [f"{statistics.mean(one['quality', share][1] for one in found[name]):22,.0f}" for name in found for share in SHARES]
     print(f"{'fetches':15}" + "".join(cells))
     print("\npredicted - other, 95% intervals over the seed sets, scorers averaged" + "".join(f"{share:>18.0%}" for share in SHARES))
     differences: dict[tuple[str, float], tuple[float, float]] = {}
-    for policy in ("quality", *POLICIES[1:]):
+    for policy in ("quality", *others):
         for share in SHARES:
             by_set = [
                 statistics.mean(found[name][k]["predicted", share][0] - found[name][k][policy, share][0] for name in found)

@@ -2,13 +2,15 @@
 
     python benchmarks/score.py            two million buckets, as DCLM's model (800 MB, made here)
     python benchmarks/score.py --quick    200,000 buckets, fewer pages
+    python benchmarks/score.py --scaling 20000     so many synthetic pages through memo and worker processes, one and two workers in turn
 
 Pages of a median of 560 Zipf words, a two-label bigram model trained on some of them. Each round times all contenders one after the other
 in processor seconds, with the order reversed from round to round; the ratios are medians over the rounds. The peer is the library's own
 Python `predict` (fasttext-community), called with texts whose white space is folded beforehand, at no cost to it. Our figures include
 folding, encoding and the empty-text check. `--cli PATH` also times fastText's command line, its loading time taken off.
 
-Last line: JSON with projected_ratio, exact_ratio, library_ratio (rate of ours / rate of the library's `predict`).
+Last line: JSON with projected_ratio, exact_ratio, library_ratio (rate of ours / rate of the library's `predict`); with --scaling
+two_workers_ratio (wall seconds of one worker / of two, the start of the workers included: give it a minute's work).
 """
 
 import argparse
@@ -23,9 +25,14 @@ from pathlib import Path
 
 import fasttext
 import numpy as np
+from policies import builder
 
+from craw4llm.configs import CorpusConfig, ScorerConfig, SyntheticText, SyntheticWeb
+from craw4llm.execution import Execution
+from craw4llm.scoring.memo import PageScores
 from craw4llm.scoring.routes import _open, write_route
 from craw4llm.scoring.scorer import FastTextScorer
+from craw4llm.stage import Stage
 
 VOCABULARY = 80_000
 
@@ -75,12 +82,35 @@ def command_line(cli: str, model: Path, folder: Path, texts: list[str]) -> float
     return spent[0] - spent[1]
 
 
+def scaling(pages: int, rounds: int) -> None:
+    spent: dict[int, list[float]] = {1: [], 2: []}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        build = builder(root)
+        corpus = build(Stage(CorpusConfig(source=SyntheticWeb(pages=pages, hosts=max(1, pages // 100)), heldout_fraction=0)))
+        scorer = build(Stage(ScorerConfig(kind="train_fasttext", source=SyntheticText(), route="library")))
+        for k in range(rounds):
+            for workers in sorted(spent, reverse=bool(k % 2)):
+                execution = Execution(root=root / f"{k}-{workers}", workers=workers, report=lambda line: None)
+                start = time.perf_counter()
+                with PageScores(corpus, scorer, execution, pool_after=0) as scores:
+                    scores.scores(np.arange(pages))
+                spent[workers].append(time.perf_counter() - start)
+    for workers, seconds in spent.items():
+        print(f"{workers} workers: {statistics.median(seconds):.2f} s, {pages / statistics.median(seconds):,.0f} pages/s")
+    print(json.dumps({"two_workers_ratio": round(statistics.median(o / t for o, t in zip(spent[1], spent[2], strict=True)), 2)}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--cli", help="path of fastText's command line")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scaling", type=int, metavar="PAGES")
     options = parser.parse_args()
+    if options.scaling:
+        scaling(options.scaling, options.rounds)
+        return
     buckets, count = (200_000, 1500) if options.quick else (2_000_000, 3000)
     texts = make_texts(count, np.random.default_rng(0))
     folded = [" ".join(text.split()) for text in texts]

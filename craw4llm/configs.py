@@ -30,6 +30,10 @@ Policy = Literal[
 ]
 Knowledge = Literal["target_text", "full_graph", "live"]
 Dangling = Literal["dead", "outside"]
+Obeyed = Literal["no_train", "noai", "noarchive", "noindex", "nosnippet", "tdm_reserved"]  # craw4llm.corpus.records.Signal
+Column = Literal[
+    "url", "text", "outlinks", "anchors", "link_flags", "doc_id", "language", "canonical", "signals", "score", "package"
+]  # of Parquet and JSON lines: docs/corpus.md
 Found = Literal["off", "report", "drop"]  # what is done about copies
 
 # What a policy may know when it orders the frontier (docs/artifacts.md, "Policies"). `target_text` costs a fetch per discovered page.
@@ -58,6 +62,11 @@ class SyntheticWeb:
 
     homophily: share of a page's links that prefer targets of like quality; the rest go anywhere on the web.
     dead_share: share of links that lead to URLs that do not exist.
+    host_skew: hosts have 1 / rank^host_skew of the pages; 0: all the same. hub_share: of the links that do not follow quality, the share
+    that goes to hubs (home pages, and some others by a power law). navigation_links: links of every page into its own host, the first to
+    its home page. empty_share, copy_share: pages without text, and near-copies of another page.
+    traps: further hosts with a calendar of `trap_pages` pages each, without worth, each linked to the next, the last to days that do not
+    exist; two pages in a hundred link to one. link_texts: links have anchor texts, in words that show the target's quality, and flags.
     """
 
     pages: int = 4000
@@ -65,6 +74,14 @@ class SyntheticWeb:
     mean_links: float = 12.0
     homophily: float = 0.7
     dead_share: float = 0.08
+    host_skew: float = 0.7
+    hub_share: float = 0.5
+    navigation_links: int = 1
+    empty_share: float = 0.02
+    copy_share: float = 0.02
+    traps: int = 0
+    trap_pages: int = 365
+    link_texts: bool = False
     seed: int = 0
 
 
@@ -151,6 +168,32 @@ ScorerSource = External | SyntheticText | Length | UrlFeature | GraphMeasure | E
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HtmlLimits:
+    """What reading one HTML page may take; a page that takes more is a reject with its reason (craw4llm.corpus.extraction).
+
+    page_bytes: HTML after HTTP decoding. page_seconds: processor time. memory_bytes: address space.
+    """
+
+    page_bytes: int = 5_000_000
+    page_seconds: float = 20.0
+    memory_bytes: int = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarcArchive:
+    """WARC files with what Common Crawl derives from them (craw4llm.corpus.warc). A WARC file or folder as a plain source has the defaults.
+
+    files: one file, or a folder of WARC, WET and WAT files. text: where the folder has a WET record of a page too, its text is the page's
+        main content ("html"), or the record's ("wet"). links: likewise the page's ("html") or the WAT record's ("wat").
+    Pages of WET files whose WARC file is not there have the text of the WET record, and the links of the WAT record where there is one.
+    """
+
+    files: External
+    text: Literal["html", "wet"] = "html"
+    links: Literal["html", "wat"] = "html"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ClueWeb22:
     """A ClueWeb22 folder as delivered (txt, outlink and, where counted, inlink); texts stay where they are.
 
@@ -173,32 +216,81 @@ class ClueWeb22:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class UrlRules:
+    """What is one page, beyond the URL standard's canonical form (craw4llm.corpus.urls).
+
+    query: parameters are "kept" as written, or "sorted" by name. drop_tracking: parameters of the shipped list (utm_source, gclid, ...)
+    are taken out.
+    """
+
+    query: Literal["kept", "sorted"] = "kept"
+    drop_tracking: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig(Config):
     """-> page table, texts, link graph, held-out ids.
 
-    source: a Parquet file with url, text, outlinks; a folder with web.json (an HTML tree, or where none could be had, the recipe of
-        a synthetic web); a ClueWeb22 folder; SyntheticWeb; or ClueWeb22 with its choices.
+    source: a file or folder in one of the forms of docs/corpus.md; WarcArchive or ClueWeb22, with their choices; or
+        SyntheticWeb.
+    html: limits for reading one HTML page (HTML tree and WARC).
+    columns: (name that the corpus uses, name in the source) for Parquet and JSON lines whose fields are called otherwise.
     heldout_fraction: share of the pages drawn by hash of their URL, before any policy: never crawlable, never selected.
+    heldout_by: the hash is of each page's URL, or of its host, so that a host is held out whole.
     heldout_min_chars: a page with less text is never drawn as held-out.
     dangling_links: links to URLs that the corpus does not hold are "dead" (requested once, counted as a fetch) or "outside"
         (not followed, as the paper filters links that leave its collection).
     max_text_chars: the rest of a longer text is cut off, and counted.
+    url_rules: what counts as one URL. duplicates: of several records of one URL, the "first" or the "last" in the source's order is the
+        page; the others are rejects.
+    nofollow: links that their page marks nofollow, ugc or sponsored, and all links of a page whose owner says so, are followed like any
+        other, or dropped and counted.
+    obey: pages whose owner asks for one of these (a robots meta element or header, an AI preference) are left out, and counted.
+    max_reject_share: with a larger share of unusable records (repeats of a URL not counted) the build fails.
     """
 
     stage: ClassVar[str] = "corpus"
-    source: External | SyntheticWeb | ClueWeb22
+    version: ClassVar[int] = 2
+    source: External | SyntheticWeb | WarcArchive | ClueWeb22
+    html: HtmlLimits = HtmlLimits()
+    columns: tuple[tuple[str, str], ...] = ()
     heldout_fraction: float = 0.01
+    heldout_by: Literal["page", "host"] = "page"
     heldout_min_chars: int = 200
     dangling_links: Dangling = "dead"
     max_text_chars: int = 100_000
+    url_rules: UrlRules = UrlRules()
+    duplicates: Literal["first", "last"] = "first"
+    nofollow: Literal["follow", "drop"] = "follow"
+    obey: tuple[Obeyed, ...] = ()
+    max_reject_share: float = 0.5
 
     def check(self) -> None:
         if not 0 <= self.heldout_fraction < 1:
             raise self.refuse("heldout_fraction", "at least 0 and under 1")
+        if self.heldout_by not in ("page", "host"):
+            raise self.refuse("heldout_by", "page or host")
         if self.dangling_links not in get_args(Dangling):
             raise self.refuse("dangling_links", "dead or outside")
         if self.max_text_chars < 1:
             raise self.refuse("max_text_chars", "at least 1")
+        if self.html.page_bytes < 1 or not 0 < self.html.page_seconds <= 3600 or self.html.memory_bytes < 64 << 20:
+            raise self.refuse("html", "page_bytes of at least 1, page_seconds above 0 and up to 3600, memory_bytes of at least 64 MiB")
+        if isinstance(self.source, WarcArchive) and (self.source.text not in ("html", "wet") or self.source.links not in ("html", "wat")):
+            raise self.refuse("source", "text html or wet, and links html or wat")
+        if self.url_rules.query not in ("kept", "sorted"):
+            raise self.refuse("url_rules", 'query "kept" or "sorted"')
+        if self.duplicates not in ("first", "last"):
+            raise self.refuse("duplicates", "first or last")
+        if self.nofollow not in ("follow", "drop"):
+            raise self.refuse("nofollow", "follow or drop")
+        if not set(self.obey) <= set(get_args(Obeyed)) or list(self.obey) != sorted(set(self.obey)):
+            raise self.refuse("obey", f"names in alphabetical order, of {', '.join(get_args(Obeyed))}")
+        if not 0 <= self.max_reject_share < 1:
+            raise self.refuse("max_reject_share", "at least 0 and under 1")
+        unknown = {name for name, _ in self.columns} - set(get_args(Column))
+        if unknown or len({name for name, _ in self.columns}) < len(self.columns):
+            raise self.refuse("columns", f"pairs (name, name in the source), each name once, of {', '.join(get_args(Column))}")
         if isinstance(self.source, ClueWeb22):
             self._check_clueweb22(self.source)
 

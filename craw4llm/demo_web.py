@@ -34,9 +34,9 @@ from urllib.parse import unquote
 from resiliparse.extract.html2text import extract_plain_text
 
 from craw4llm.artifact import storage_errors
-from craw4llm.configs import SyntheticText, SyntheticWeb
+from craw4llm.configs import HtmlLimits, SyntheticText, SyntheticWeb
 from craw4llm.corpus.html_links import decode
-from craw4llm.corpus.html_tree import ENDINGS, MAX_FILE_BYTES, WEB_JSON, list_files
+from craw4llm.corpus.html_tree import ENDINGS, WEB_JSON, list_files
 from craw4llm.corpus.synthetic import training_lines
 from craw4llm.errors import StorageError
 
@@ -576,7 +576,7 @@ def _text_lines(package: TextPackage, tree: Path) -> list[tuple[str, str]]:
         folder = _folder(tree, pattern)
         for name in list_files(folder) if folder else []:
             path = (folder or tree) / name
-            if not re.search(files, name) or path.stat().st_size > MAX_FILE_BYTES:
+            if not re.search(files, name) or path.stat().st_size > HtmlLimits.page_bytes:
                 continue
             words = extract_plain_text(decode(path.read_bytes()), main_content=True).split()
             found[label] += itertools.islice((f"__label__{label} {piece}" for piece in _pieces(words, name, label)), LINES_PER_FILE)

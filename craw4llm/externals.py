@@ -1,7 +1,12 @@
-"""Content digests of external inputs, remembered by path, size and modification time.
+"""External inputs: where they lie, and their content digests, remembered by path, size and modification time.
 
+    locate(External(name="tokenizer", path="hf:EleutherAI/gpt-neox-20b/tokenizer.json"))   -> a file of the Hugging Face cache
     digests = ExternalDigests(root / "externals.json")
     digests(External(name="corpus", path="web.parquet"))   -> 64 hexadecimal digits
+
+A path is one of this machine, or `hf:OWNER/NAME[@REVISION][/FILE]`: a file, or all files, of a Hugging Face model repository. These are
+fetched once, into the cache that `HF_HOME` names, and taken from there ever after, so that a run never sees two contents. The content,
+not the name, is the identity.
 
 A file's digest is the SHA-256 of its bytes. A folder's is the SHA-256 of one line per regular file below it, sorted by path:
 `<sha256>  <relative path>`. A ClueWeb22 folder is told by names, sizes and
@@ -11,6 +16,7 @@ offsets (craw4llm.corpus.clueweb22_files). The memory belongs to execution: dele
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 from craw4llm.corpus.clueweb22_files import digest, is_clueweb22, stamp
@@ -22,6 +28,40 @@ def sha256_file(path: Path) -> str:
     """SHA-256 of a file's bytes, hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+_HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[^/].*))?")
+
+
+def locate(external: External) -> Path:
+    """The file or folder of an external input on this machine. Raises InputError for a Hugging Face name that cannot be had; whether a
+    path of this machine exists is for the caller to find out."""
+    if not external.path.startswith("hf:"):
+        return Path(external.path)
+    if (parts := _HUB.fullmatch(external.path)) is None:
+        raise InputError(
+            f"{external.name}: {external.path!r} names nothing; expected hf:OWNER/NAME/FILE, hf:OWNER/NAME@REVISION/FILE, "
+            "or hf:OWNER/NAME for all files"
+        )
+    # Imported here: it takes half a second, and few runs name a repository.
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def fetch(cached: bool) -> Path:
+        if parts["file"]:
+            return Path(hf_hub_download(parts["repo"], parts["file"], revision=parts["revision"], local_files_only=cached))
+        return Path(snapshot_download(parts["repo"], revision=parts["revision"], local_files_only=cached))
+
+    try:
+        try:
+            return fetch(cached=True)
+        except LocalEntryNotFoundError:
+            return fetch(cached=False)
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:  # LocalEntryNotFoundError is an OSError
+        raise InputError(
+            f"{external.name}: {external.path} cannot be had: {str(error).splitlines()[0]}; check the name and the network, "
+            "or download the file yourself and give its path"
+        ) from error
 
 
 class ExternalDigests:
@@ -38,7 +78,7 @@ class ExternalDigests:
                 self._known = {}  # it only saves time: a damaged memory is read anew
 
     def __call__(self, external: External) -> str:
-        path = Path(external.path)
+        path = locate(external)
         if not path.exists():
             raise InputError(
                 f"{external.name}: {external.path} does not exist (looked in {Path.cwd()}); give the path of the {external.name}"
@@ -81,7 +121,8 @@ class ExternalDigests:
         return self._known[key]
 
     def _folder(self, path: Path, external: External) -> str:
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink())
+        linked = external.path.startswith("hf:")  # the files of the Hugging Face cache are links
+        files = sorted(p for p in path.rglob("*") if p.is_file() and (linked or not p.is_symlink()))
         if not files:
             raise InputError(f"{external.name}: the folder {external.path} holds no files")
         lines = [f"{self._file(p)}  {p.relative_to(path).as_posix()}\n" for p in files]

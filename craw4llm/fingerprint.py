@@ -26,11 +26,12 @@ class External:
     """A file or folder that comes from outside the chain, known by a declared name and, once planned, by its content.
 
     `name` and the content's digest are part of the identity, `path` is not: a moved file changes nothing, a changed file is a
-    new artifact.
+    new artifact. Neither is `stated`: counts (name, value, unit) that `plan` reckons with where the file is not at hand.
     """
 
     name: str
     path: str
+    stated: tuple[tuple[str, int, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.path:

@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from craw4llm.artifact import Artifact, Store, storage_errors
-from craw4llm.errors import ArtifactError, Craw4LLMError, StageError
+from craw4llm.errors import ArtifactError, ConfigError, Craw4LLMError, InputError, StageError
 from craw4llm.execution import Execution
 from craw4llm.experiment import Graph, Node
 from craw4llm.externals import ExternalDigests
+from craw4llm.fingerprint import External
 from craw4llm.processes import worker_pool
-from craw4llm.stage import Config, Planner, implementation
+from craw4llm.stage import Config, Planner, Stage, implementation
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Plan:
     store: Store
     fingerprints: Mapping[str, str]  # node id -> fingerprint
     work: Mapping[str, Work]
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # stage key -> the external input that is not there
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -71,18 +73,41 @@ class Plan:
         return [node for node in nodes if self.artifact(node) is None]
 
 
-def make_plan(graph: Graph, execution: Execution) -> Plan:
-    """Reads the digests of external inputs and computes all fingerprints. Raises InputError for an input that is not there."""
+def make_plan(graph: Graph, execution: Execution, *, absent_inputs: bool = False) -> Plan:
+    """Reads the digests of external inputs and computes all fingerprints. Raises InputError for an input that is not there.
+
+    absent_inputs: no error then; `Plan.absent` names it, and the fingerprints of all that is made from it are not the real ones. For
+        looking at an experiment before its inputs are at hand.
+    """
     digests = ExternalDigests(execution.root / "externals.json")
-    planner = Planner(digests)
+    absent: dict[str, str] = {}
+
+    def digest_of(external: External) -> str:
+        if external in missing:
+            return f"absent {external.name}"
+        try:
+            return digests(external)
+        except InputError as error:
+            if not absent_inputs:
+                raise
+            missing[external] = str(error)
+            return f"absent {external.name}"
+
+    missing: dict[External, str] = {}
+    planner = Planner(digest_of)
     prints: dict[str, str] = {}
     work: dict[str, Work] = {}
     for node in graph.nodes:
         prints[node.id] = planner.fingerprint(node.stage)
         inputs = {name: (s.config.stage, planner.fingerprint(s)) for name, s in node.stage.inputs.items()}
         work[node.id] = Work(node.id, node.stage.config, planner.config_record(node.stage), prints[node.id], inputs)
+    for node in graph.nodes:
+        found = [missing[e] for e in node.stage.externals() if e in missing]
+        found += [absent[s.key] for s in node.stage.inputs.values() if s.key in absent]
+        if found:
+            absent[node.stage.key] = found[0]
     digests.save()
-    return Plan(graph, Store(execution.root), prints, work)
+    return Plan(graph, Store(execution.root), prints, work, absent)
 
 
 def build(work: Work, execution: Execution) -> bool:
@@ -91,15 +116,7 @@ def build(work: Work, execution: Execution) -> bool:
     if store.find(work.config.stage, work.fingerprint) is not None:
         return False
     module = implementation(work.config.stage)
-    inputs = {}
-    for name, (stage, fingerprint) in work.inputs.items():
-        found = store.find(stage, fingerprint)
-        if found is None:
-            raise ArtifactError(
-                f"{work.node_id}: its input {name} ({stage} {fingerprint}) is not in {store.root}; run that stage first, "
-                "or run the experiment without --only"
-            )
-        inputs[name] = found
+    inputs = _inputs(work, store)
     _, built = store.build(
         work.config.stage,
         work.fingerprint,
@@ -110,6 +127,59 @@ def build(work: Work, execution: Execution) -> bool:
         keep_partial=getattr(module, "RESUMES", False),
     )
     return built
+
+
+def single(config: Config, execution: Execution) -> Work:
+    """The work of one stage without inputs, outside of an experiment."""
+    digests = ExternalDigests(execution.root / "externals.json")
+    planner, stage = Planner(digests), Stage(config)
+    work = Work(config.stage, config, planner.config_record(stage), planner.fingerprint(stage), {})
+    digests.save()
+    return work
+
+
+def built(work: Work, execution: Execution) -> Artifact:
+    """The finished artifact of a work; ArtifactError if there is none."""
+    return Store(execution.root).open(work.config.stage, work.fingerprint)
+
+
+def build_part(plan: Plan, node: Node, execution: Execution, part: int, of: int) -> str:
+    """Does a share of a stage's work in this process (`run_part` of craw4llm.stage). Returns a sentence on what was done."""
+    return build_share(plan.work[node.id], execution, part, of)
+
+
+def build_share(work: Work, execution: Execution, part: int, of: int) -> str:
+    """As `build_part`."""
+    store = Store(execution.root)
+    stage = work.config.stage
+    module = implementation(stage)
+    if not hasattr(module, "run_part"):
+        raise ConfigError(f"{work.node_id}: the stage {stage} is not made in parts; run it without --part")
+    if store.find(stage, work.fingerprint) is not None:
+        return "the stage is finished"
+    with _named(work.node_id), storage_errors(execution.root):
+        out = store.partial(stage, work.fingerprint)
+        with store.lock(stage, f"{work.fingerprint}.part-{part}-of-{of}"):
+            out.mkdir(parents=True, exist_ok=True)
+            try:
+                return str(module.run_part(work.config, _inputs(work, store), out, execution, part=part, of=of))
+            except FileNotFoundError:
+                if store.find(stage, work.fingerprint) is None:
+                    raise
+                return "the stage was finished by another process"
+
+
+def _inputs(work: Work, store: Store) -> dict[str, Artifact]:
+    inputs = {}
+    for name, (stage, fingerprint) in work.inputs.items():
+        found = store.find(stage, fingerprint)
+        if found is None:
+            raise ArtifactError(
+                f"{work.node_id}: its input {name} ({stage} {fingerprint}) is not in {store.root}; run that stage first, "
+                "or run the experiment without --only"
+            )
+        inputs[name] = found
+    return inputs
 
 
 def run(plan: Plan, nodes: Sequence[Node], execution: Execution, *, jobs: int = 1, say: Say | None = None) -> list[str]:

@@ -1,174 +1,341 @@
-"""The Airflow task that runs one stage: the command you would type, as a child process.
+"""The Airflow task that runs one stage: the command you would type, as a job that outlives the task.
 
     with TaskGroup("quality"):
-        StageOperator(
-            task_id="crawl", stage="crawl", experiment="tiny", replicates=2, parameters=("corpus", "pages"), cwd="/project"
-        )
+        StageOperator(task_id="crawl", stage="crawl", experiment="tiny", replicates=2, parameters=("corpus", "pages"), cwd="/project")
 
-runs `python -m craw4llm run --json --only quality.crawl --replicates 2 --set corpus=... --set pages=... tiny` and streams what it says into
-the task's log. No stage runs inside Airflow's process: torch stays out of it, and a stage may have worker processes of its own. Values of
-the run's form reach the command as separate arguments, never a shell or a template.
+submits `python -m craw4llm run --json --only quality.crawl --replicates 2 --set corpus=... --set pages=... tiny` to a launcher
+(plugins/launchers.py), follows it, and streams what it says into the task's log. No stage runs inside Airflow's process: torch stays out of
+it, and a stage may have worker processes of its own. Values of the run's form reach the command as separate arguments, never a shell, a
+template or a path.
 
-Two tasks never do the same work twice: the artifact's lock makes the second one wait, and it then finds the artifact finished. When the
-task is stopped, times out or dies, the whole process group of the command is ended by `guard.py`.
+Who dies, and what follows (scripts/airflow_kills.py shows it):
+
+    task process, supervisor, worker, scheduler    the job runs on; the next try finds it by its id in Airflow's task state and follows it
+    api-server                                     the job runs on; the task waits for the server
+    marked failed, SIGTERM to the task, time-out   the job saves and ends within 26 s, unless a next try takes it over in the first 6
+    cleared                                        the job saves and ends, then the new try starts it again
+    the command, by the out-of-memory killer       the task fails and says so; the next try goes on from what was saved
+
+Two tasks never do the same work twice: the launcher starts no second copy of a job, and the artifact's lock makes the command of another
+run wait, which then finds the artifact finished.
 """
 
 import collections
 import contextlib
+import functools
+import hashlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
-import threading
+import time
+import urllib.parse
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import Asset, AssetAlias, BaseOperator, BaseOperatorLink, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-GUARD = Path(__file__).with_name("guard.py")
-GRACE_S = 20.0  # from SIGTERM to SIGKILL: time for a training run to save
+from launchers import Job, JobId, Launcher, Outcome, launcher_named
+
 LAST_LINES = 12  # of the command, repeated in the error
+LINE_CHARS = 4000  # a longer line of the log is cut
+RENEW_EVERY_S = 5.0
+QUICK_LOOKS_S, QUICK_S, SLOW_S = 10.0, 0.05, 0.5  # the first seconds are looked at often: most stages of small experiments end in them
 HOPELESS = {2: "a parameter or config", 3: "an input from outside"}  # exit codes of craw4llm that a retry cannot change
+STOPPED = 75  # of craw4llm: a stage was asked to end and has saved
+MAIN_COUNTS = 40
 
 
-class StageOperator(BaseOperator):
-    """Runs one stage of `experiment` and returns what it made: node, stage, fingerprint, digest, path, counts, built.
+class ArtifactLink(BaseOperatorLink):
+    """From a task to its artifact: manifest, files and, of training and evaluation, curves."""
 
-    The full task id, task groups included, is the stage's id: what `craw4llm plan` lists. (`node_id` is Airflow's word for it.)
-    stage: the kind of stage, shown below the task's name. parameters: names of the experiment's parameters; their values are the run's.
-    cwd: folder of the project, where relative paths start. grace_s: seconds from SIGTERM to SIGKILL when the task is stopped.
+    name = "Manifest and curves"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
+        index = -1 if ti_key.map_index is None else ti_key.map_index
+        query = {"dag_id": ti_key.dag_id, "run_id": ti_key.run_id, "task_id": ti_key.task_id, "map_index": index}
+        return f"/craw4llm/task?{urllib.parse.urlencode(query)}"
+
+
+class StageOperator(ResumableJobMixin, BaseOperator):
+    """Runs one stage of `experiment` and returns what it made: node, stage, fingerprint, digest, path, counts, missing, built.
+
+    The full task id, task groups included, is the stage's id: what `craw4llm plan` lists. `node`: another id of a stage, where tasks have
+    other names (mapped tasks). stage: the kind of stage, shown below the task's name. parameters: names of the experiment's parameters;
+    their values are the run's. fields: further fields of the run's form. replicates: of the graph that the id is looked up in. cwd: folder
+    of the project, where relative paths start. part: "I/N", one part of the stage. shown_as: name of a mapped task. launcher: "" takes
+    $CRAW4LLM_LAUNCHER, else local.
     Raises AirflowFailException (no retry) where a retry cannot help: a wrong parameter, a missing input. AirflowException for the rest.
     """
 
     ui_color = "#eef3f8"
+    external_id_key = "job"
+    # Resolved from mapped arguments and XCom; a resolved value is not rendered, and the run's values are none of them.
+    template_fields: Sequence[str] = ("node", "experiment", "replicates", "part", "shown_as", "launcher")
+    operator_extra_links = (ArtifactLink(),)
 
     def __init__(
         self,
         *,
         stage: str,
         experiment: str,
-        replicates: int,
+        replicates: int | str,
         parameters: Sequence[str],
         cwd: str,
-        grace_s: float = GRACE_S,
+        fields: Sequence[str] = (),
+        node: str = "",
+        part: str = "",
+        shown_as: str = "",
+        launcher: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.custom_operator_name = stage
+        self.stage = stage
         self.experiment = experiment
         self.replicates = replicates
         self.parameters = tuple(parameters)
+        self.fields = tuple(fields)
         self.cwd = cwd
-        self.grace_s = grace_s
-        self._process: subprocess.Popen[str] | None = None
+        self.node = node
+        self.part = part
+        self.shown_as = shown_as
+        self.launcher = launcher
+        self._job: JobId | None = None
+        self._owner = ""
         self._stopped = False
 
+    @functools.cached_property
+    def jobs(self) -> Launcher:
+        """The launcher that runs the job."""
+        return launcher_named(self.launcher or os.environ.get("CRAW4LLM_LAUNCHER") or "local")
+
+    @property
+    def node_name(self) -> str:
+        """The stage's id in the experiment."""
+        return self.node or self.task_id
+
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        run = context["dag_run"]
-        unknown = sorted(set(run.conf or {}) - set(self.parameters)) if run is not None else []
-        if unknown:
-            raise AirflowFailException(
-                f"{self.experiment} has no parameter {', '.join(unknown)}; it has: {', '.join(sorted(self.parameters)) or 'none'}"
-            )
-        return self.run_command(self.command(context["params"]))
+        refuse_unknown(self.experiment, (*self.parameters, *self.fields), context)
+        self._owner = f"{context['ti'].try_number}-{uuid.uuid4().hex}"
+        record = self.execute_resumable(context)
+        if store := context.get("task_state_store"):
+            store.delete(self.external_id_key)  # a task that is cleared after its success does its work again
+        self.publish(record, context)
+        return record
 
     def command(self, params: Mapping[str, Any]) -> list[str]:
         """The argument list for the values `params`; a value that is None is left to the experiment's default."""
-        arguments = [
-            sys.executable,
-            "-m",
-            "craw4llm",
-            "run",
-            "--json",
-            "--jobs=1",
-            f"--only={self.task_id}",
-            f"--replicates={self.replicates}",
-        ]
-        for name in self.parameters:
-            value = params[name]
-            if value is not None:
-                arguments += ["--set", f"{name}={_text(name, value)}"]
-        return [*arguments, "--", self.experiment]
+        arguments = ["--json", "--jobs=1", f"--only={self.node_name}", f"--replicates={self.replicates}"]
+        if self.part:
+            arguments.append(f"--part={self.part}")
+        return craw4llm("run", *arguments, *settings(self.parameters, params), "--", self.experiment)
 
-    def run_command(self, command: Sequence[str]) -> dict[str, Any]:
-        """Runs `command` under the guard, its lines into the log. Returns the JSON object that it wrote as a line to stdout."""
+    # --- ResumableJobMixin
+
+    def submit_job(self, context: Mapping[str, Any]) -> JobId:
+        command = self.command(context["params"])
         self.log.info("%s (in %s)", shlex.join(command), self.cwd)
-        last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        result: dict[str, Any] | None = None
-        # Airflow's own settings and secrets are none of a stage's business.
-        environment = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
-        guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(GUARD), str(self.grace_s), *command],
+        job = Job(
+            folder=job_folder(Path(self.cwd), context["ti"]),
+            command=command,
             cwd=self.cwd,
-            env=environment | {"PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
+            environment=stage_environment(),
+            generation=generation(context),
+            tag=os.environ.get("AIRFLOW_HOME", ""),
         )
-        self._process = guard
-        if self._stopped:  # on_kill came before there was anything to stop
-            self._stop()
-        assert guard.stdout is not None and guard.stderr is not None
-        errors = threading.Thread(target=self._show, args=(guard.stderr, last), daemon=True)
-        errors.start()
         try:
-            for line in guard.stdout:
-                found = _artifact(line)
-                if found is None:
-                    self._say(line, last)
-                else:
-                    result = found
-            code = _end_of(guard)
-        finally:
-            self._stop()
-            _end_of(guard)
-            errors.join(timeout=5)
-            guard.stdout.close()
-            guard.stderr.close()
-            self._process = None
-        if self._stopped:
-            raise AirflowException(f"{self.task_id}: stopped on request; what it had finished is kept, the next attempt goes on from it")
-        if code != 0:
-            raise _failure(self.task_id, code, last)
-        if result is None:
-            raise AirflowException(f"{self.task_id}: the command ended well but did not say what it made\n" + "\n".join(last))
-        self.log.info(
-            "%s %s %s: %s", result["stage"], result["fingerprint"], "built" if result["built"] else "was finished", result["path"]
-        )
-        return result
+            self._job = self.jobs.submit(job)
+        except (OSError, TimeoutError) as error:
+            raise AirflowException(f"{self.node_name}: the launcher could not start it: {error}") from error
+        return self._job
+
+    def get_job_status(self, external_id: JobId, context: Mapping[str, Any]) -> str:
+        status = self.jobs.status(external_id)
+        if status == "running" and external_id["generation"] != generation(context):
+            self.jobs.cancel(external_id)  # the run was cleared since: `submit` waits for the end
+            return "cleared"
+        if status == "succeeded":
+            record = _record(self.jobs.result(external_id))
+            if record is None or not (Path(record["path"]) / "manifest.json").is_file():
+                return "gone"
+        return status
+
+    def is_job_active(self, status: str) -> bool:
+        return status == "running"
+
+    def is_job_succeeded(self, status: str) -> bool:
+        return status == "succeeded"
+
+    def poll_until_complete(self, external_id: JobId, context: Mapping[str, Any]) -> dict[str, Any]:
+        """Follows the job to its end, its lines into the log."""
+        self._job = external_id
+        self.jobs.attach(external_id, self._owner)
+        if self._stopped:  # on_kill came before there was anything to stop
+            self.on_kill()
+        self.log.info("job %s", external_id["folder"])
+        last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        place: dict[str, int] | None = None
+        began = renewed = time.monotonic()
+        while True:
+            status = self.jobs.status(external_id)
+            lines, place = self.jobs.tail(external_id, place)
+            for line in lines:
+                self._say(line, last)
+            if status not in ("running", "ending"):
+                break
+            if self._stopped:
+                raise AirflowException(
+                    f"{self.node_name}: told to stop. Its job saves and ends within half a minute, unless the next try takes it over; "
+                    "what it has finished is kept"
+                )
+            now = time.monotonic()
+            if now - renewed >= RENEW_EVERY_S:
+                renewed = now
+                self.jobs.attach(external_id, self._owner)
+            time.sleep(QUICK_S if now - began < QUICK_LOOKS_S else SLOW_S)
+        while lines:
+            lines, place = self.jobs.tail(external_id, place)
+            for line in lines:
+                self._say(line, last)
+        outcome = self.jobs.result(external_id)
+        if status != "succeeded":
+            raise failure(self.node_name, outcome, last)
+        return self.get_job_result(external_id, context)
+
+    def get_job_result(self, external_id: JobId, context: Mapping[str, Any]) -> dict[str, Any]:
+        """What the job made, in plain JSON."""
+        outcome = self.jobs.result(external_id)
+        record = _record(outcome)
+        if record is None:
+            said = "\n".join(outcome.output[-LAST_LINES:])
+            raise AirflowException(f"{self.node_name}: the command ended well but did not say what it made\n{said}")
+        made = "built" if record["built"] else "was finished"
+        self.log.info("%s %s %s: %s", record["stage"], record["fingerprint"], made, record["path"])
+        counts = record.pop("counts")
+        record["counts"] = dict(list((name, value) for name, value in counts.items() if value is not None)[:MAIN_COUNTS])
+        record["missing"] = {name: "the stage has no value for it" for name, value in counts.items() if value is None}
+        return record
 
     def on_kill(self) -> None:
-        """Airflow's word that the task was stopped or has timed out. Returns at once: the guard does the rest, whatever becomes of us."""
+        """Airflow's word that the task was stopped or has timed out. Returns at once: the job's own process does the rest."""
         self._stopped = True
-        self._stop()
+        if self._job is not None:
+            self.jobs.release(self._job, self._owner)
 
-    def _stop(self) -> None:
-        process = self._process
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+    # --- what others see of it
 
-    def _show(self, stream: IO[str], last: collections.deque[str]) -> None:
-        for line in stream:
-            self._say(line, last)
+    def publish(self, record: Mapping[str, Any], context: Mapping[str, Any]) -> None:
+        """Metadata of the Asset events of this task: where the manifest is, what it is, the main counts."""
+        extra = {
+            "manifest": f"{record['path']}/manifest.json",
+            **{name: record[name] for name in ("node", "stage", "fingerprint", "digest", "built", "counts")},
+        }
+        for outlet in self.outlets:
+            if isinstance(outlet, Asset):
+                context["outlet_events"][outlet].extra = extra
+            elif isinstance(outlet, AssetAlias) and republished(artifact_root(Path(self.cwd)), outlet.name, record["fingerprint"]):
+                news = Asset(name=outlet.name, uri=f"x-craw4llm://published/{'/'.join(outlet.name.split()[1:])}", group="craw4llm")
+                context["outlet_events"][outlet].add(news, extra=extra)
 
     def _say(self, line: str, last: collections.deque[str]) -> None:
-        text = line.rstrip()
+        if _artifact(line) is not None:
+            return
+        text = inert(line).rstrip()
         if text:
             last.append(text)
             self.log.info("%s", text)
 
 
+class RefreshOperator(StageOperator):
+    """The report over all replicates that are finished, whoever made them."""
+
+    def submit_job(self, context: Mapping[str, Any]) -> JobId:
+        given = settings(self.parameters, context["params"])
+        ask = craw4llm("claim", f"--run-id={context['run_id']}", *given, "--", self.experiment)
+        said = subprocess.run(ask, cwd=self.cwd, env=stage_environment(), capture_output=True, text=True, timeout=600, check=False)
+        if said.returncode:
+            raise AirflowException(f"{self.node_name}: {inert(said.stderr[-2000:])}")
+        self.replicates = json.loads(said.stdout)["finished"]
+        if not self.replicates:
+            raise AirflowException(f"{self.node_name}: no replicate of {self.experiment} is finished, so there is nothing to report on")
+        self.log.info("the report is over the replicates 0 to %s", self.replicates - 1)
+        return super().submit_job(context)
+
+
+def republished(root: Path, name: str, fingerprint: str) -> bool:
+    """Whether the artifact that is declared under this name was another one when it was last seen. Remembers the new one."""
+    path = root / "index" / "published" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    before = None
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads(path.read_text())["fingerprint"]
+    if before != fingerprint:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"name": name, "fingerprint": fingerprint}))
+        temporary.replace(path)
+    return before not in (None, fingerprint)
+
+
+def craw4llm(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "craw4llm", *arguments]
+
+
+def settings(names: Sequence[str], params: Mapping[str, Any]) -> list[str]:
+    """`--set NAME=VALUE` for every value that is given; None is left to the experiment's default."""
+    found = []
+    for name in names:
+        if params[name] is not None:
+            found += ["--set", f"{name}={_text(name, params[name])}"]
+    return found
+
+
+def refuse_unknown(experiment: str, parameters: Sequence[str], context: Mapping[str, Any]) -> None:
+    """Airflow takes any key in the conf of a run that is triggered by API: a misspelt one must not pass as the default."""
+    run = context["dag_run"]
+    unknown = sorted(set(run.conf or {}) - set(parameters)) if run is not None else []
+    if unknown:
+        raise AirflowFailException(
+            f"{experiment} has no parameter {inert(', '.join(unknown))}; it has: {', '.join(sorted(parameters)) or 'none'}"
+        )
+
+
+def stage_environment() -> dict[str, str]:
+    """Airflow's own settings and secrets are none of a stage's business."""
+    return {name: value for name, value in os.environ.items() if "AIRFLOW" not in name} | {"PYTHONUNBUFFERED": "1"}
+
+
+def artifact_root(cwd: Path) -> Path:
+    """The artifact root of the command line's default: $CRAW4LLM_ROOT, else `artifacts` in the project."""
+    return cwd / (os.environ.get("CRAW4LLM_ROOT") or "artifacts")
+
+
+def job_folder(cwd: Path, ti: Any) -> Path:
+    """Folder of a task instance's job. Ids of runs are free text: they enter as a hash."""
+    run = hashlib.sha256(ti.run_id.encode()).hexdigest()[:16]
+    index = "" if ti.map_index is None or ti.map_index < 0 else f".{ti.map_index}"
+    return artifact_root(cwd) / "logs" / "jobs" / ti.dag_id / run / f"{ti.task_id}{index}"
+
+
+def generation(context: Mapping[str, Any]) -> int:
+    """How often the run was cleared."""
+    return int(getattr(context["dag_run"], "clear_number", None) or 0)
+
+
+def inert(text: str) -> str:
+    """A line of a log that no viewer acts on: no control characters, no marks that Airflow's log view takes for groups."""
+    text = re.sub(r"::(?=(end)?group::)", ": :", text[:LINE_CHARS])
+    return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in text)
+
+
 def _text(name: str, value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else ",".join(map(str, value)) if isinstance(value, list) else str(value)
     try:
         if "\0" in text:
             raise ValueError
@@ -188,21 +355,27 @@ def _artifact(line: str) -> dict[str, Any] | None:
         return None
 
 
-def _end_of(guard: subprocess.Popen[str]) -> int:
-    """Waits for the guard, and ends what its command left behind in its process group."""
-    if guard.returncode is None:
-        os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet, so that nobody else can have the group's number
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(guard.pid, signal.SIGKILL)
-    return guard.wait()
+def _record(outcome: Outcome) -> dict[str, Any] | None:
+    return next((found for line in reversed(outcome.output) if (found := _artifact(line)) is not None), None)
 
 
-def _failure(node_id: str, code: int, last: collections.deque[str]) -> AirflowException:
-    said = "\n".join(last)
-    if code == -signal.SIGKILL:
-        return AirflowException(f"{node_id}: killed by signal 9 (out of memory? `dmesg` tells); its last lines:\n{said}")
-    if code < 0:
-        return AirflowException(f"{node_id}: ended by {signal.Signals(-code).name}; its last lines:\n{said}")
-    if code in HOPELESS:
-        return AirflowFailException(f"{node_id}: exit code {code}, {HOPELESS[code]}; not tried again:\n{said}")
-    return AirflowException(f"{node_id}: exit code {code}; its last lines:\n{said}")
+def failure(node_id: str, outcome: Outcome, last: Sequence[str]) -> AirflowException:
+    """The error for a job that did not succeed, with its cause and its last lines."""
+    said = "; its last lines:\n" + "\n".join(last) if last else ""
+    peak = f" (peak memory of one process: {outcome.peak_memory_bytes / 2**30:.2f} GiB)" if outcome.peak_memory_bytes else ""
+    if outcome.out_of_memory and outcome.code != 0:
+        return AirflowException(f"{node_id}: the kernel's out-of-memory killer ended it or one of its processes{peak}{said}")
+    if outcome.stopped:
+        how = "has saved where it was" if outcome.code == STOPPED else "ended"
+        return AirflowException(f"{node_id}: {outcome.stopped}: it was told to stop and {how}; the next attempt goes on from there{said}")
+    if outcome.signal == signal.SIGKILL:
+        return AirflowException(f"{node_id}: killed by signal 9, by a person or for want of memory on another level{peak}{said}")
+    if outcome.signal is not None:
+        with contextlib.suppress(ValueError):
+            return AirflowException(f"{node_id}: ended by {signal.Signals(outcome.signal).name}{peak}{said}")
+        return AirflowException(f"{node_id}: ended by signal {outcome.signal}{peak}{said}")
+    if outcome.code is None:
+        return AirflowException(f"{node_id}: its job is gone without an exit record (the machine went down?); it is started again{said}")
+    if outcome.code in HOPELESS:
+        return AirflowFailException(f"{node_id}: exit code {outcome.code}, {HOPELESS[outcome.code]}; not tried again{said}")
+    return AirflowException(f"{node_id}: exit code {outcome.code}{said}")

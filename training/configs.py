@@ -54,6 +54,7 @@ def _open_lm(d_model: int, n_layers: int, n_heads: int) -> Shape:
 # reach the same in 1.6 times the time, widths of 96 and 128 are behind.
 SIZES: dict[str, Shape] = {
     "toy": Shape(d_model=64, n_layers=2, n_heads=2, d_hidden=192, context=256),
+    "2M": Shape(d_model=128, n_layers=4, n_heads=4, d_hidden=384, context=256),  # 1.9M parameters with a vocabulary of 4,096
     "11M": _open_lm(96, 8, 4),
     "79M": _open_lm(512, 8, 4),
     "154M": _open_lm(576, 24, 8),
@@ -88,7 +89,7 @@ class TrainConfig(Config):
     epsilon: float = 1e-8
     z_loss: float = 1e-4
     grad_clip: float = 1.0
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["bf16", "fp32", "fp8"] = "bf16"
     validation_tokens: int = 262_144
     seed: int = 124
 
@@ -146,13 +147,32 @@ class EvaluateConfig(Config):
 class ReportConfig(Config):
     """Everything it reports on, by name -> report.html, tables, figures.
 
-    inputs: "corpus", "scores"; "crawl/<policy>" for the curves; "results/<arm>#<replicate>" for every finished run.
-    question: what the experiment asks. reference: the arm that the others are compared with. hypothesis: what was expected.
+    inputs: "corpus", "scorer", "scores"; "crawl/<policy>" for the curves (with "#<replicate>" where a crawl differs between replicates);
+        "results/<arm>#<replicate>" for every finished run; "overlap/<arm>" for what an arm's pages share with task items and with each
+        other; "rank/pagerank" for the figure of PageRank.
+    question: what the experiment asks. reference: the arm that the others are compared with (without results: the policy). hypothesis: what
+        was expected.
+    at_pages: numbers of pages crawled at which crawls are compared, each with the fetches that the reference's crawl made for them; empty:
+        the pages of the reference arm.
+    expected: names of results that were to be there; those that are not among the inputs are shown as missing. mixed: so are results that
+        were measured on other held-out pages than the reference's, instead of being refused.
+    published: the scorer of the paper whose rows are set beside reproduced arms; "none": no published rows.
     """
 
     stage: ClassVar[str] = "report"
+    version: ClassVar[int] = 2
     variadic: ClassVar[bool] = True
     title: str
     question: str
     hypothesis: str = ""
     reference: str = ""
+    at_pages: tuple[int, ...] = ()
+    expected: tuple[str, ...] = ()
+    mixed: bool = False
+    published: Literal["DCLM", "FineWeb-Edu", "none"] = "DCLM"
+
+    def check(self) -> None:
+        if any(pages < 1 for pages in self.at_pages):
+            raise self.refuse("at_pages", "numbers of at least 1")
+        if self.published not in ("DCLM", "FineWeb-Edu", "none"):
+            raise self.refuse("published", "DCLM, FineWeb-Edu or none")

@@ -14,6 +14,7 @@ the names of the hosts. The same bytes for any number of workers.
 import json
 import shutil
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -40,15 +41,18 @@ from craw4llm.corpus.clueweb22_parts import (
     load_part,
     own_links,
     packed_records,
+    part_path,
     read_part,
 )
 from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, read_offsets, unpack
 from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS, NO_ID_LONG, NO_ID_SHORT, NULL_ID
 from craw4llm.corpus.clueweb22_slots import Slots
+from craw4llm.corpus.heldout import is_heldout
 from craw4llm.corpus.npy import NpyWriter
 from craw4llm.crawl.hashing import hash_ids
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
+from craw4llm.externals import locate
 from craw4llm.processes import worker_pool
 
 ABOUT = "clueweb22.json"
@@ -58,7 +62,6 @@ MAX_TARGETS = 2**32 - 1  # ids of pages and dead links are uint32
 HELDOUT_SEED = 22  # of the draw of held-out pages, by their document keys
 LOOK_FILES, LOOK_RECORDS = 8, 200  # of the first look at links
 POOL_FROM_FILES = 3  # starting a process takes as long as reading a good part of a file
-MAX_REJECT_SHARE = 0.5
 _ROW_GROUP = 65_536
 
 FORMS = {
@@ -72,7 +75,45 @@ FORMS = {
 
 def build(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Execution) -> Result:
     """Writes the corpus of `source` into `out`. InputError for a folder that is not what it is taken for."""
-    root = Path(source.folder.path)
+    work, opened, seen = _plan(source, out, config)
+    root, files = work.root, work.files
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "links": source.links,
+        "indegree": source.indegree if source.links == "compiled" else None,
+        "streams": list(source.streams),
+        "max_text_chars": config.max_text_chars,
+        "files": [[f.name, f.folder, f.number, int(n), *sizes] for f, n, sizes in zip(files, opened.records, opened.sizes, strict=True)],
+    }
+    notes: dict[str, Any] = {
+        "origin": f"ClueWeb22, {len(files):,} files of {', '.join(sorted({LANGUAGES[f.number // 1_000_000] for f in files}))}",
+        "root": str(root.resolve()),
+        "link_targets": "urls" if work.by_urls else "ids",
+        "files_without_outlinks": int(sum(sizes[1] < 0 for sizes in opened.sizes)),
+        "loose_offset_files": opened.loose,
+        "bytes_in": {kind: int(sum(max(0, s[k]) for s in opened.sizes)) for k, kind in enumerate(("txt", "outlink", "inlink"))},
+    }
+    if source.links == "in_place":
+        _check_share(seen, int(seen[ID_FIRST] + seen[ID_SIXTH]), source, root)
+        counts = _in_place(work, opened, out)
+    else:
+        _read_all(work, range(len(files)), execution)
+        counts = _Merge(work, source, config, out, notes).write()
+        shutil.rmtree(work.parts)
+    (out / ABOUT).write_text(json.dumps(about))
+    return Result(counts=counts, notes=notes)
+
+
+def build_part(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Execution, *, part: int, of: int) -> int:
+    """Reads every `of`-th file from number `part` (1 to `of`) on, for the build that merges them. Returns the number of records."""
+    work, _, _ = _plan(source, out, config)
+    indices = [] if source.links == "in_place" else range(part - 1, len(work.files), of)
+    return _read_all(work, indices, execution)
+
+
+def _plan(source: ClueWeb22, out: Path, config: CorpusConfig) -> "tuple[Work, _Opened, NDArray[np.int64]]":
+    """What is to be read, the files as they are, and the facts of a first look at their links."""
+    root = locate(source.folder)
     if source.indegree == "inlink" and not (root / "inlink").is_dir():
         raise InputError(f"corpus: {root} has no folder inlink; get it, or use indegree='links'")
     files = delivered(root, source.streams)
@@ -92,36 +133,11 @@ def build(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Executi
         files=files,
         slots=slots,
         parts=out / PARTS,
-        by_urls=by_urls,
+        by_urls=bool(by_urls),
         count_anchors=source.indegree == "inlink",
         max_text_chars=config.max_text_chars,
     )
-    about: dict[str, Any] = {
-        "format": FORMAT,
-        "links": source.links,
-        "indegree": source.indegree if source.links == "compiled" else None,
-        "streams": list(source.streams),
-        "max_text_chars": config.max_text_chars,
-        "files": [[f.name, f.folder, f.number, int(n), *sizes] for f, n, sizes in zip(files, opened.records, opened.sizes, strict=True)],
-    }
-    notes: dict[str, Any] = {
-        "origin": f"ClueWeb22, {len(files):,} files of {', '.join(sorted({LANGUAGES[f.number // 1_000_000] for f in files}))}",
-        "root": str(root.resolve()),
-        "link_targets": "urls" if by_urls else "ids",
-        "files_without_outlinks": int(sum(sizes[1] < 0 for sizes in opened.sizes)),
-        "loose_offset_files": opened.loose,
-        "bytes_in": {kind: int(sum(max(0, s[k]) for s in opened.sizes)) for k, kind in enumerate(("txt", "outlink", "inlink"))},
-    }
-    if source.links == "in_place":
-        _check_share(seen, int(seen[ID_FIRST] + seen[ID_SIXTH]), source, root)
-        counts = _in_place(work, opened, out)
-    else:
-        work.parts.mkdir(exist_ok=True)
-        _read_all(work, execution)
-        counts = _Merge(work, source, config, out, notes).write()
-        shutil.rmtree(work.parts)
-    (out / ABOUT).write_text(json.dumps(about))
-    return Result(counts=counts, notes=notes)
+    return work, opened, seen
 
 
 @dataclass
@@ -175,15 +191,18 @@ def _first_look(root: Path, files: list[DataFile], slots: Slots) -> NDArray[np.i
     return facts
 
 
-def _read_all(work: Work, execution: Execution) -> None:
-    """All parts, by as many processes as may be used."""
-    todo = [k for k, file in enumerate(work.files) if not (work.parts / f"{file.name}.npz").exists()]
-    with execution.progress("corpus", total=work.slots.count, unit="record") as progress:
-        progress.update(work.slots.count - int(sum(work.slots.base[k + 1] - work.slots.base[k] for k in todo)))
+def _read_all(work: Work, indices: Sequence[int], execution: Execution) -> int:
+    """The parts of the files at `indices`, by as many processes as may be used. Returns their records."""
+    work.parts.mkdir(exist_ok=True)
+    todo = [k for k in indices if not part_path(work, k).exists()]
+    sizes = np.diff(work.slots.base)
+    total = int(sizes[list(indices)].sum())
+    with execution.progress("corpus", total=total, unit="record") as progress:
+        progress.update(total - int(sizes[todo].sum()))
         if execution.workers <= 1 or len(todo) < POOL_FROM_FILES:
             for index in todo:
                 progress.update(read_part(work, index))
-            return
+            return total
         waiting: deque[tuple[int, Future[int]]] = deque()
         with worker_pool(min(execution.workers, len(todo)), initializer=_start, initargs=(work,)) as pool:
             for index in todo:
@@ -192,6 +211,7 @@ def _read_all(work: Work, execution: Execution) -> None:
                     progress.update(_result(work, *waiting.popleft()))
             while waiting:
                 progress.update(_result(work, *waiting.popleft()))
+    return total
 
 
 _work: Work | None = None
@@ -244,6 +264,7 @@ def _in_place(work: Work, opened: _Opened, out: Path) -> dict[str, tuple[int | f
         "cut_pages": (None, "pages"),
         "records": (work.slots.count, "records"),
         "rejects": (None, "records"),
+        "skipped": (0, "records"),
         "pages_without_record": (len(pages), "pages"),
     }
 
@@ -263,8 +284,11 @@ class _Merge:
         self.n_pages = self.slots.count - len(self.absent)
         if self.n_pages == 0:
             raise InputError(f"corpus: none of the {self.slots.count:,} records of {self.work.root} is a page; rejected: {self.rejects}")
-        if sum(self.rejects.values()) > MAX_REJECT_SHARE * (self.n_pages + sum(self.rejects.values())):
-            raise InputError(f"corpus: of {self.work.root} only {self.n_pages:,} records are pages; rejected: {self.rejects}")
+        if sum(self.rejects.values()) > self.config.max_reject_share * (self.n_pages + sum(self.rejects.values())):
+            raise InputError(
+                f"corpus: of {self.work.root} only {self.n_pages:,} records are pages; rejected: {self.rejects}. With more than "
+                f"{self.config.max_reject_share:.0%} unusable it is taken for the wrong input (max_reject_share)"
+            )
         keep_dead = self.config.dangling_links == "dead" and not self.work.by_urls
         self.dead = self._dead_keys() if keep_dead else np.empty(0, dtype=np.int64)
         self.n_targets = self.n_pages + len(self.dead)
@@ -298,6 +322,7 @@ class _Merge:
             "cut_pages": (int(self.faults[FAULTS.index("cut_texts")]), "pages"),
             "records": (self.slots.count, "records"),
             "rejects": (sum(self.rejects.values()), "records"),
+            "skipped": (0, "records"),
             "pages_without_record": (counts["without_record"], "pages"),
         }
 
@@ -347,6 +372,8 @@ class _Merge:
         heldout, without = [], []
         place = {name: k for k, name in enumerate(names)}
         url_map = self._url_map() if self.work.by_urls else None
+        by_host = self.config.heldout_fraction > 0 and self.config.heldout_by == "host"
+        held_hosts = np.array([by_host and is_heldout(name, self.config.heldout_fraction) for name in names], dtype=np.bool_)
         total = {"text_bytes": 0, "empty": 0, "_links": 0, "_dead": 0, "_outside": 0}
         self._resolved = 0
         end = 0
@@ -377,8 +404,7 @@ class _Merge:
                 anchors[page[is_page]] = part["anchors"][is_page]
             without.append(page[part["state"] == NO_RECORD])
             if self.config.heldout_fraction:
-                keys = file.number * RECORDS_PER_FILE + np.flatnonzero(is_page)
-                drawn = hash_ids(HELDOUT_SEED, keys) < np.uint64(self.config.heldout_fraction * 2.0**64)
+                drawn = self._drawn(file, is_page, of_file[part["host"][is_page]], held_hosts)
                 heldout.append(page[is_page][drawn & (part["n_chars"][is_page] >= self.config.heldout_min_chars)])
         for one in columns.values():
             one.close()
@@ -400,6 +426,15 @@ class _Merge:
         indegree.flush()
         total["heldout"] = len(held)
         return total
+
+    def _drawn(
+        self, file: DataFile, is_page: NDArray[np.bool_], hosts: NDArray[np.int32], held_hosts: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Of a file's pages, which are drawn as held-out: by a hash of the document key, or of the host."""
+        if self.config.heldout_by == "host":
+            return held_hosts[hosts]
+        keys = file.number * RECORDS_PER_FILE + np.flatnonzero(is_page)
+        return hash_ids(HELDOUT_SEED, keys) < np.uint64(self.config.heldout_fraction * 2.0**64)
 
     def _targets(self, part: Part, url_map: "tuple[NDArray, NDArray] | None", total: dict[str, int]) -> tuple[NDArray, NDArray]:
         """(row in the file int64, target int64) of a part's links, in no order."""

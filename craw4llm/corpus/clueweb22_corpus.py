@@ -24,7 +24,16 @@ import orjson
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
-from craw4llm.corpus.clueweb22_files import KINDS, RECORDS_PER_FILE, DataFile, allowed_streams, format_id, parse_id
+from craw4llm.corpus.clueweb22_files import (
+    FILES_PER_LANGUAGE,
+    KINDS,
+    LANGUAGES,
+    RECORDS_PER_FILE,
+    DataFile,
+    allowed_streams,
+    format_id,
+    parse_id,
+)
 from craw4llm.corpus.clueweb22_records import RecordFiles, unpack
 from craw4llm.corpus.clueweb22_slots import Slots, format_ids
 from craw4llm.corpus.reader import Corpus
@@ -37,7 +46,7 @@ FOLDER = "CRAW4LLM_CLUEWEB22"
 class ClueWeb22Corpus(Corpus):
     """A corpus artifact that a ClueWeb22 folder was read into."""
 
-    has_doc_ids = True
+    has_document_ids = True
 
     def __init__(self, artifact: Artifact) -> None:
         super().__init__(artifact)
@@ -57,9 +66,17 @@ class ClueWeb22Corpus(Corpus):
 
     # Document ids
 
-    def doc_ids(self, targets: ArrayLike) -> list[str]:
+    def document_ids(self, targets: ArrayLike) -> list[str]:
         """Document ids of pages and dead links."""
         return format_ids(self._keys(np.asarray(targets, dtype=np.int64)))
+
+    @property
+    def doc_ids(self) -> "_Names":  # type: ignore[override]
+        """`doc_ids.take(pages)`: their document ids."""
+        return _Names(self.n_pages, self.document_ids)
+
+    def find_doc_ids(self, doc_ids: Sequence[str]) -> NDArray[np.int64]:
+        return self.find(doc_ids)
 
     def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """int64: page ids of document ids (or of URLs, where links were resolved by them), -1 for those not in the corpus."""
@@ -70,7 +87,7 @@ class ClueWeb22Corpus(Corpus):
 
     def names(self, pages: ArrayLike) -> list[str]:
         """Document ids: what a draw by hash goes by, as no URL is known without reading the page's record."""
-        return self.doc_ids(pages)
+        return self.document_ids(pages)
 
     def _find(self, names: Sequence[str], *, dead: bool) -> NDArray[np.int64]:
         keys = np.array([-1 if (key := parse_id(name.strip())) is None else key for name in names], dtype=np.int64)
@@ -154,7 +171,7 @@ class ClueWeb22Corpus(Corpus):
     @property
     def dead_urls(self) -> "_Names":  # type: ignore[override]
         """`dead_urls.take(rows)`: document ids, the one name that a dead link has."""
-        return _Names(self.n_targets - self.n_pages, lambda rows: self.doc_ids(np.asarray(rows) + self.n_pages))
+        return _Names(self.n_targets - self.n_pages, lambda rows: self.document_ids(np.asarray(rows) + self.n_pages))
 
     @cached_property
     def hosts(self) -> list[str]:
@@ -182,6 +199,43 @@ class ClueWeb22Corpus(Corpus):
     @cached_property
     def indegree(self) -> NDArray[np.uint32]:
         return self._compiled("indegree")
+
+    @cached_property
+    def signals(self) -> NDArray[np.uint16]:
+        """ClueWeb22 says nothing of what owners ask for."""
+        return np.zeros(self.n_pages, dtype=np.uint16)
+
+    @property
+    def domains(self) -> list[str]:  # type: ignore[override]
+        return self._host_domains[0]
+
+    @property
+    def domain_ids(self) -> NDArray[np.int32]:  # type: ignore[override]
+        return self._host_domains[1][self.host_ids]
+
+    @cached_property
+    def _host_domains(self) -> tuple[list[str], NDArray[np.int32]]:
+        """(registered domains, the domain of each host)."""
+        from craw4llm.corpus.urls import domain_of
+
+        known: dict[str, int] = {}
+        ids = [known.setdefault(domain_of(host), len(known)) for host in self.hosts]
+        return list(known), np.array(ids, dtype=np.int32)
+
+    def languages(self) -> dict[str, int]:
+        """Pages of each language, by their document ids."""
+        pages = np.diff(self._slots.base - np.searchsorted(self._absent, self._slots.base))
+        found: dict[str, int] = {}
+        for file, count in zip(self._files, pages.tolist(), strict=True):
+            language = LANGUAGES[file.number // FILES_PER_LANGUAGE]
+            found[language] = found.get(language, 0) + count
+        return found
+
+    def source_row(self, page: int) -> dict[str, Any]:
+        doc_id = self.document_ids([page])[0]
+        cut = len(self.text(page)) == self._max_chars
+        name = doc_id.removeprefix("clueweb22-").rpartition("-")[0]
+        return {"source": name, "doc_id": doc_id, "language": name.partition("-")[0][:-4], "canonical": None, "signals": 0, "cut": cut}
 
     def column(self, name: str) -> Any:
         """Columns that are stored: n_chars, n_bytes, heldout."""
@@ -215,7 +269,7 @@ class ClueWeb22Corpus(Corpus):
         return texts
 
     def url(self, target: int) -> str:
-        return self.doc_ids([target])[0] if target >= self.n_pages else self._urls_of([target])[0]
+        return self.document_ids([target])[0] if target >= self.n_pages else self._urls_of([target])[0]
 
     def outlinks(self, pages: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         if not self.in_place:
@@ -303,7 +357,7 @@ class ClueWeb22Corpus(Corpus):
                         urls[place] = whole_url(urls[place], record.get("url")) or ""
                 except (ValueError, KeyError, TypeError):
                     pass  # txt's URL stands
-        named = zip(self.doc_ids(ids), urls, strict=True)
+        named = zip(self.document_ids(ids), urls, strict=True)
         return [(canonical_url(url) if url else None) or f"clueweb22:{doc_id}" for doc_id, url in named]
 
 

@@ -8,9 +8,10 @@ with NpyWriter(path, np.uint32) as out:
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 
 class NpyWriter:
@@ -52,3 +53,11 @@ class NpyWriter:
         description = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(head, description)
         return head.getvalue()
+
+
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """The different values of an array, ascending. np.unique does this with a hash table since numpy 2.3: ten times slower on integers."""
+    ordered = np.sort(values)
+    different = np.ones(len(ordered), dtype=np.bool_)
+    different[1:] = ordered[1:] != ordered[:-1]
+    return ordered[different]

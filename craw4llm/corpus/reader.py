@@ -9,6 +9,7 @@ Arrays are memory-mapped: opening a corpus reads only the page table's columns t
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,10 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
+from craw4llm.configs import UrlRules
+from craw4llm.corpus.anchors import OFFSETS as ANCHOR_OFFSETS
+from craw4llm.corpus.anchors import TEXTS as ANCHOR_TEXTS
+from craw4llm.corpus.anchors import AnchorReader
 from craw4llm.corpus.gather import RowReader
 from craw4llm.corpus.urls import canonical_url
 
@@ -27,7 +32,7 @@ _ZSTD = pa.Codec("zstd")
 class Corpus:
     """A corpus artifact, opened for reading. Ids below `n_pages` are pages, from there to `n_targets` dead links."""
 
-    has_doc_ids = False  # whether `find` knows document ids, and `doc_ids(targets)` gives them
+    has_document_ids = False  # whether every page and dead link has a document id, which `find` knows and `document_ids` gives
 
     def __new__(cls, artifact: Artifact) -> "Corpus":
         if cls is Corpus and (artifact.path / CLUEWEB22).exists():
@@ -77,6 +82,32 @@ class Corpus:
         return pc.dictionary_encode(self.column("host").combine_chunks())
 
     @cached_property
+    def domains(self) -> list[str]:
+        """Registered domains, in the order of `domain_ids`."""
+        return self._domain_dictionary.dictionary.to_pylist()
+
+    @cached_property
+    def domain_ids(self) -> NDArray[np.int32]:
+        """int32[n_pages]: index into `domains`."""
+        return self._domain_dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+
+    @cached_property
+    def _domain_dictionary(self) -> pa.DictionaryArray:
+        import pyarrow.compute as pc
+
+        return pc.dictionary_encode(self.column("domain").combine_chunks())
+
+    @cached_property
+    def doc_ids(self) -> pa.Array:
+        """string[n_pages]: the source's own ids; null where it has none."""
+        return self.column("doc_id").combine_chunks()
+
+    @cached_property
+    def signals(self) -> NDArray[np.uint16]:
+        """uint16[n_pages]: what the page's owner asks for, bits of craw4llm.corpus.records.Signal."""
+        return self.column("signals").to_numpy()
+
+    @cached_property
     def n_bytes(self) -> NDArray[np.uint32]:
         """uint32[n_pages]: UTF-8 bytes of each page's text."""
         return self.column("n_bytes").to_numpy()
@@ -105,21 +136,17 @@ class Corpus:
 
     @cached_property
     def _links(self) -> RowReader:
-        return RowReader(
-            np.load(self.artifact.file("links_offsets.npy"), mmap_mode="r"),
-            np.load(self.artifact.file("links_targets.npy"), mmap_mode="r"),
-        )
+        return RowReader(self._link_offsets, np.load(self.artifact.file("links_targets.npy"), mmap_mode="r"))
+
+    @cached_property
+    def _link_offsets(self) -> NDArray[np.uint64]:
+        return np.load(self.artifact.file("links_offsets.npy"), mmap_mode="r")
 
     @cached_property
     def _texts(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
         path = self.artifact.file("text.zst")
         data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, dtype=np.uint8)
         return np.load(self.artifact.file("text_offsets.npy"), mmap_mode="r"), data
-
-    def url(self, target: int) -> str:
-        """Canonical URL of a page or dead link."""
-        source, row = (self.urls, target) if target < self.n_pages else (self.dead_urls, target - self.n_pages)
-        return str(source[int(row)].as_py())
 
     def without_record(self, targets: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """bool[len(targets)]: pages that links and numbers tell of, but whose record is empty (ClueWeb22)."""
@@ -137,9 +164,19 @@ class Corpus:
         """What pages are called in draws by hash: their canonical URLs."""
         return list(self.urls.take(pa.array(np.asarray(pages))).to_pylist())
 
-    def doc_ids(self, targets: ArrayLike) -> list[str]:
-        """Document ids of pages and dead links, where `has_doc_ids`."""
+    def source_row(self, page: int) -> dict[str, Any]:
+        """What the source says of a page: source, doc_id, language, canonical, signals, and whether its text was cut."""
+        names = ("source", "doc_id", "language", "canonical", "signals", "cut")
+        return {name: self.column(name)[page].as_py() for name in names}
+
+    def document_ids(self, targets: ArrayLike) -> list[str]:
+        """Document ids of pages and dead links, where `has_document_ids`."""
         raise NotImplementedError(f"the corpus {self.artifact.fingerprint} has no document ids")
+
+    def url(self, target: int) -> str:
+        """Canonical URL of a page or dead link."""
+        source, row = (self.urls, target) if target < self.n_pages else (self.dead_urls, target - self.n_pages)
+        return str(source[int(row)].as_py())
 
     def text(self, page: int) -> str:
         """The page's text; "" for a page without text."""
@@ -161,11 +198,59 @@ class Corpus:
         """
         return self._links.read(pages)
 
+    def link_flags(self, pages: ArrayLike) -> NDArray[np.uint8] | None:
+        """uint8, bits of craw4llm.corpus.records.LinkFlag, one per target of `outlinks(pages)`; None where the source has none."""
+        return None if self._flags is None else self._flags.read(pages)[1]
+
+    def anchors(self, pages: ArrayLike) -> list[str | None] | None:
+        """Anchor texts, one per target of `outlinks(pages)` (None: a link without one); None where the source has none."""
+        if self._anchors is None:
+            return None
+        return [anchor for page in np.asarray(pages).tolist() for anchor in self._anchors.of(page)]
+
+    def inlinks(self, targets: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Pages that link to several targets, ascending, concatenated in the order given; (offsets, pages) as `outlinks`.
+
+        The transposed graph is made when it is first asked for, and kept beside the memo (craw4llm.corpus.transpose).
+        """
+        return self._in_links.read(targets)
+
+    @cached_property
+    def _in_links(self) -> RowReader:
+        from craw4llm.corpus.transpose import in_links
+
+        return RowReader(*in_links(self.artifact, self.n_targets))
+
+    @cached_property
+    def _flags(self) -> RowReader | None:
+        path = self.artifact.path / "links_flags.npy"
+        return RowReader(self._link_offsets, np.load(path, mmap_mode="r")) if path.exists() else None
+
+    @cached_property
+    def _anchors(self) -> AnchorReader | None:
+        path = self.artifact.path / ANCHOR_TEXTS
+        return AnchorReader(path, self.artifact.file(ANCHOR_OFFSETS), self._link_offsets) if path.exists() else None
+
+    def canonical(self, url: str) -> str | None:
+        """The spelling of a URL in this corpus, by its own `url_rules`; None for what is no web page's URL."""
+        return canonical_url(url, rules=self._rules)
+
+    @cached_property
+    def _rules(self) -> UrlRules:
+        return UrlRules(**self.artifact.config.get("url_rules", {}))
+
+    def find_doc_ids(self, doc_ids: Sequence[str]) -> NDArray[np.int64]:
+        """int64[len(doc_ids)]: pages that the source calls so, the first of several, -1 for ids that the corpus does not have."""
+        import pyarrow.compute as pc
+
+        found = pc.index_in(pa.array(doc_ids, type=pa.string()), value_set=self.doc_ids)
+        return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+
     def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(urls)]: page ids of URLs (any spelling of the canonical one), -1 for those not in the corpus."""
         import pyarrow.compute as pc
 
-        wanted = pa.array([canonical_url(url) or "" for url in urls], type=pa.string())
+        wanted = pa.array([self.canonical(url) or "" for url in urls], type=pa.string())
         found = pc.index_in(wanted, value_set=self.urls)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
 
@@ -174,6 +259,6 @@ class Corpus:
         import pyarrow.compute as pc
 
         found = self.find(urls)
-        dead = pc.index_in(pa.array([canonical_url(url) or "" for url in urls], type=pa.string()), value_set=self.dead_urls)
+        dead = pc.index_in(pa.array([self.canonical(url) or "" for url in urls], type=pa.string()), value_set=self.dead_urls)
         rows = pc.fill_null(dead, -1).to_numpy(zero_copy_only=False).astype(np.int64)
         return np.where((found < 0) & (rows >= 0), self.n_pages + rows, found)

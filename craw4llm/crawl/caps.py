@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from craw4llm.corpus.reader import Corpus
-from craw4llm.corpus.urls import host_of
+from craw4llm.corpus.urls import domain_of, host_of
 
 Targets = NDArray[np.uint32]
 Groups = NDArray[np.int32]
 
 
 class Caps:
-    """per_host, per_domain: pages; None: no cap. ConfigError for a domain cap over a corpus that has no registered domains."""
+    """per_host, per_domain: pages; None: no cap."""
 
     def __init__(self, corpus: Corpus, *, per_host: int | None, per_domain: int | None) -> None:
         dead_hosts = [host_of(url) if "/" in url else url for url in corpus.dead_urls.to_pylist()]  # a document id has no host
@@ -27,11 +27,8 @@ class Caps:
         if per_host is not None:
             self._caps.append(self._cap(corpus.hosts, corpus.host_ids, dead_hosts, per_host))
         if per_domain is not None:
-            domains = _Domains()
-            names = [domains.of(host) for host in corpus.hosts]
-            known = {name: k for k, name in enumerate(dict.fromkeys(names))}
-            ids = np.array([known[name] for name in names], dtype=np.int32)[corpus.host_ids]
-            self._caps.append(self._cap(list(known), ids, [domains.of(host) for host in dead_hosts], per_domain))
+            dead_domains = [domain_of(host) for host in dead_hosts]
+            self._caps.append(self._cap(corpus.domains, corpus.domain_ids, dead_domains, per_domain))
 
     def full(self, targets: Targets) -> NDArray[np.bool_]:
         """bool[len(targets)]: whether the cap of its host or domain is reached."""
@@ -61,15 +58,3 @@ class Caps:
         number = {name: k for k, name in enumerate(names)}
         dead = np.array([number.setdefault(name, len(number)) for name in of_dead], dtype=np.int32)
         return np.concatenate([of_pages.astype(np.int32), dead]), np.zeros(len(number), dtype=np.int64), cap
-
-
-class _Domains:
-    """Registered domains by the public suffix list, as far as it knows them; an address, or a suffix itself, stands for itself."""
-
-    def __init__(self) -> None:
-        from publicsuffixlist import PublicSuffixList
-
-        self._list = PublicSuffixList()
-
-    def of(self, host: str) -> str:
-        return self._list.privatesuffix(host) or host

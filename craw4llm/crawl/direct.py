@@ -74,7 +74,7 @@ def write_lists(artifact: Artifact, folder: Path) -> None:
     corpus = Corpus(artifact.input("corpus"))
     folder.mkdir(parents=True, exist_ok=True)
     for iteration, targets in crawled_by_iteration(artifact):
-        names = corpus.doc_ids(targets) if corpus.has_doc_ids else [corpus.url(target) for target in targets.tolist()]
+        names = corpus.document_ids(targets) if corpus.has_document_ids else [corpus.url(target) for target in targets.tolist()]
         (folder / f"iter_{iteration}.docids.txt").write_text("".join(f"{name}\n" for name in names))
 
 

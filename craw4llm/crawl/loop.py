@@ -24,10 +24,10 @@ link in the frontier, no caps. Its dropped part follows from what was met, so ch
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ from craw4llm.crawl.places import Places
 from craw4llm.crawl.policies import FullGraph, Learner, Live, Policy, Seen, TargetText, make_policy, policy_state, restore_policy
 from craw4llm.errors import ConfigError
 from craw4llm.execution import Progress
+from craw4llm.scoring.means import exact_sum, mean_score
 from craw4llm.scoring.memo import PageScores
 
 Targets = NDArray[np.uint32]
@@ -367,15 +368,16 @@ class Crawler:
         # The linking page of each link, a place in the batch. Links are in the order of crawl ranks: the first linked first.
         link_source = np.repeat(np.arange(len(self._batch)), np.diff(offsets))
         row.links = len(targets)
+        kept = np.ones(len(targets), dtype=np.bool_)
         if self._heldout is not None:
-            heldout = self._heldout.has(targets)
-            row.heldout_links = int(np.count_nonzero(heldout))
-            row.links -= row.heldout_links
-            targets, link_source = targets[~heldout], link_source[~heldout]
+            kept = ~self._heldout.has(targets)
+            row.links = int(np.count_nonzero(kept))
+            row.heldout_links = len(targets) - row.links
         moves = self._policy.moves
         if moves:
-            is_open = ~self._closed.has(targets)
-            targets, link_source = targets[is_open], link_source[is_open]
+            kept &= ~self._closed.has(targets)
+        if moves or self._heldout is not None:
+            targets, link_source = targets[kept], link_source[kept]
         distinct, first, inverse = distinct_targets(targets, with_inverse=moves)
         new = np.flatnonzero(~self._seen.has(distinct))
         if not moves:  # only what is new matters; sorted before it was looked up: a third of the time
@@ -409,10 +411,16 @@ class Crawler:
             if learner is not None:
                 assert self._depth is not None
                 urls, depth = self._urls(distinct[new]), self._depth[distinct]
-                seen = replace(seen, link_page=self._batch[link_source], new=new, urls=urls, depth=depth)
+                seen = replace(seen, link_page=self._batch[link_source], new=new, urls=urls, depth=depth, **self._link_texts(kept))
         self._frontier.push(self._places.of(distinct), self._priorities(seen))
         if self._prunes:
             self._frontier.prune(self._budget.left(self._n_crawled, 0)[0])
+
+    def _link_texts(self, kept: NDArray[np.bool_]) -> dict[str, Any]:
+        """Anchors and flags of the last batch's links, where the corpus has them. kept: which of its links."""
+        anchors, flags = self._corpus.anchors(self._batch), self._corpus.link_flags(self._batch)
+        found: dict[str, Any] = {} if flags is None else {"link_flags": flags[kept]}
+        return found if anchors is None else {**found, "link_anchors": [anchors[k] for k in np.flatnonzero(kept).tolist()]}
 
     def _priorities(self, seen: Seen) -> NDArray[np.float32]:
         """Of the policy; infinite ones, which no score or measure means, are refused: counted, and last like those of unscored pages."""
@@ -647,23 +655,6 @@ def distinct_targets(targets: Targets, *, with_inverse: bool) -> tuple[Targets, 
     if with_inverse:
         inverse[positions] = np.cumsum(begins) - 1
     return sorted_targets[begins], positions[begins], inverse
-
-
-def mean_score(scores: NDArray[np.float32]) -> float | None:
-    """Mean of the scores that are there; None where there is none. Summed exactly, so that it is the same on any machine."""
-    total, count = exact_sum(scores)
-    return total / count if count else None
-
-
-def exact_sum(scores: NDArray[np.float32]) -> tuple[float, int]:
-    """(math.fsum of the scores that are there, their number), 10 times as fast: summed by exponent, where whole numbers add exactly."""
-    known = scores[~np.isnan(scores)]
-    if not np.isfinite(known).all() or len(known) > 1 << 28:
-        return math.fsum(known.tolist()), len(known)
-    fractions, exponents = np.frexp(known)
-    sums = np.bincount(exponents + 160, weights=fractions * np.float32(1 << 24))  # 24 bits each, under 2^52 in all
-    present = np.flatnonzero(sums)
-    return math.fsum(math.ldexp(sums[k], int(k) - 184) for k in present), len(known)
 
 
 def _note(row: Iteration) -> str:

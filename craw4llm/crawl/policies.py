@@ -62,7 +62,8 @@ class Seen:
     (NaN: none). mean_score: mean score of all scored pages crawled so far; NaN where there is none.
 
     For policies that learn: link_page uint32, the linking page of each link; new int64, rows of `targets` that are met for the first time;
-    urls, their canonical URLs; depth uint32[len(targets)], links from a seed.
+    urls, their canonical URLs; depth uint32[len(targets)], links from a seed. Where the source has them, of each link: link_anchors, its
+    text (None: none), and link_flags uint8, bits of craw4llm.corpus.records.LinkFlag; else empty.
     """
 
     targets: Targets
@@ -74,6 +75,8 @@ class Seen:
     new: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     urls: Sequence[str] = ()
     depth: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, dtype=np.uint32))
+    link_anchors: Sequence[str | None] = ()
+    link_flags: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
 
 
 class Policy(Protocol):

@@ -15,6 +15,9 @@ worth - parent mean, and shrinks to that while little is known. Features of a ta
     host        mean worth and number of its fetches; `folder` the same for the URL up to its last slash, shrunk to the host's mean
     words       mean and highest of the mean worths of the fetches whose paths have the same words
     URL, depth  length, parts of the path, links from a seed
+    anchor      mean and highest of the mean worths of the fetches whose first anchor text has the same words (0 where the source has no
+                anchors, as for the two below)
+    body        share of the links here that stand in their page's main text, among those of which the source says where they stand
     products    of the means with each other
 
 An `explore_share` of the targets, drawn by a hash of (rng_seed, target), is crawled as soon as it is met: what is learnt from them owes
@@ -32,12 +35,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from craw4llm.corpus.records import LinkFlag
 from craw4llm.crawl.hashing import hash_bytes, uniform
 from craw4llm.crawl.policies import Live, Priorities, Seen, Targets
 
 BUCKETS = 1 << 18  # of hosts, folders and words: a collision shares a mean
 WORDS = 6  # of a path at most, the last ones
-FEATURES = 26
+ANCHOR_WORDS = 4  # of an anchor at most, the first ones
+FEATURES = 32
 RIDGE = 2.0
 GROWTH = 1.05
 
@@ -62,6 +67,9 @@ class Predicted:
         "_shape",
         "_child_sum",
         "_child_count",
+        "_anchor",
+        "_body",
+        "_placed",
     )
     whole: ClassVar[tuple[str, ...]] = ("_means", "_counts", "_gram", "_moment", "_weights", "_progress")
 
@@ -79,6 +87,9 @@ class Predicted:
         self._shape = np.zeros((n, 3), dtype=np.float32)  # length of the URL, parts of its path, depth
         self._child_sum = np.zeros(n, dtype=np.float64)
         self._child_count = np.zeros(n, dtype=np.uint32)
+        self._anchor = np.zeros((n, ANCHOR_WORDS), dtype=np.int32)  # buckets of words, plus 1; 0: none
+        self._body = np.zeros(n, dtype=np.uint32)  # links in the main text
+        self._placed = np.zeros(n, dtype=np.uint32)  # links of which is known where they stand
         self._means = np.zeros(BUCKETS, dtype=np.float64)  # sums of worths
         self._counts = np.zeros(BUCKETS, dtype=np.float64)
         self._gram = np.zeros((FEATURES, FEATURES), dtype=np.float64)
@@ -94,8 +105,19 @@ class Predicted:
             self._place[ids], self._shape[ids, :2] = _read_urls(seen.urls)
             self._shape[ids, 2] = seen.depth[new]
         linked = targets[seen.link_target]
+        self._read_links(linked, seen)
         _meet(linked, seen.link_page, seen.link_score, self._sum, self._count, self._high, self._low, self._first, self._last)
         return self._estimate(targets)
+
+    def _read_links(self, linked: Targets, seen: Seen) -> None:
+        if len(seen.link_flags):
+            body, placed = seen.link_flags & LinkFlag.BODY, seen.link_flags & (LinkFlag.BODY | LinkFlag.BOILERPLATE)
+            np.add.at(self._body, linked[body != 0], 1)
+            np.add.at(self._placed, linked[placed != 0], 1)
+        for target, anchor in zip(linked.tolist() if seen.link_anchors else (), seen.link_anchors, strict=True):
+            if anchor and not self._anchor[target, 0]:
+                words = _PARTS.findall(anchor.lower())[:ANCHOR_WORDS]
+                self._anchor[target, : len(words)] = [hash_bytes(f"a{word}".encode()) % BUCKETS + 1 for word in words]
 
     def learn(self, fetched: Targets, worth: NDArray[np.float32]) -> None:
         """What the last batch fetched, in fetch order, with what it was worth."""
@@ -104,7 +126,7 @@ class Predicted:
         rows = self._features(fetched[linked])
         _accumulate(rows, values[linked] - rows[:, 1], self._gram, self._moment)
         _remember(
-            fetched, values, linked, self._place, self._first, self._last,
+            fetched, values, linked, self._place, self._anchor, self._first, self._last,
             self._means, self._counts, self._child_sum, self._child_count, self._progress,
         )  # fmt: skip
         self._weights[...] = _solve(self._gram, self._moment, RIDGE)
@@ -128,7 +150,7 @@ class Predicted:
         out = np.zeros((len(targets), FEATURES), dtype=np.float64)
         _fill(
             targets, mean, self._sum, self._count, self._high, self._low, self._first, self._last, self._place, self._shape,
-            self._means, self._counts, self._child_sum, self._child_count, out,
+            self._means, self._counts, self._child_sum, self._child_count, self._anchor, self._body, self._placed, out,
         )  # fmt: skip
         return out
 
@@ -170,7 +192,7 @@ def _meet(targets: Any, pages: Any, scores: Any, total: Any, count: Any, high: A
 @numba.njit(cache=True)
 def _fill(
     targets: Any, mean: Any, total: Any, count: Any, high: Any, low: Any, first: Any, last: Any, place: Any, shape: Any,
-    means: Any, counts: Any, child_sum: Any, child_count: Any, out: Any,
+    means: Any, counts: Any, child_sum: Any, child_count: Any, anchor: Any, body: Any, placed: Any, out: Any,
 ) -> None:  # fmt: skip
     for k in range(len(targets)):
         t = targets[k]
@@ -221,6 +243,22 @@ def _fill(
         row[22] = words * siblings
         row[23] = top * top
         row[24] = folder * np.log1p(counts[f])
+        if anchor[t, 0]:
+            said, loudest, n = 0.0, 0.0, 0
+            for w in range(anchor.shape[1]):
+                if anchor[t, w]:
+                    b = anchor[t, w] - 1
+                    value = (means[b] + 2.0 * mean) / (counts[b] + 2.0)
+                    said += value
+                    loudest = max(loudest, value)
+                    n += 1
+            row[26] = 1.0
+            row[27] = said / n
+            row[28] = loudest
+            row[29] = said / n * parents
+        if placed[t]:
+            row[30] = body[t] / placed[t]
+            row[31] = row[30] * parents
         row[25] = siblings * np.log1p(np.float64(child_count[first[t]] if first[t] < len(first) else 0))
 
 
@@ -236,7 +274,7 @@ def _accumulate(rows: Any, values: Any, gram: Any, moment: Any) -> None:
 
 @numba.njit(cache=True)
 def _remember(
-    fetched: Any, values: Any, linked: Any, place: Any, first: Any, last: Any,
+    fetched: Any, values: Any, linked: Any, place: Any, anchor: Any, first: Any, last: Any,
     means: Any, counts: Any, child_sum: Any, child_count: Any, progress: Any,
 ) -> None:  # fmt: skip
     for k in range(len(fetched)):
@@ -250,6 +288,10 @@ def _remember(
             if b >= 0:
                 means[b] += values[k]
                 counts[b] += 1.0
+        for w in range(anchor.shape[1]):
+            if anchor[t, w]:
+                means[anchor[t, w] - 1] += values[k]
+                counts[anchor[t, w] - 1] += 1.0
         p, q = first[t], last[t]
         child_sum[p] += values[k]
         child_count[p] += 1

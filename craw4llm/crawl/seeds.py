@@ -84,7 +84,8 @@ def seed_order(corpus: Corpus, seed_set: int) -> NDArray[np.uint32]:
 
 
 def _usable(corpus: Corpus) -> NDArray[np.int64]:
-    return np.flatnonzero((corpus.n_bytes > 0) & ~corpus.heldout_mask[: corpus.n_pages])
+    has_text = corpus.n_bytes > 0
+    return np.flatnonzero((has_text | ~has_text.any()) & ~corpus.heldout_mask[: corpus.n_pages])  # a graph alone has no texts at all
 
 
 def _first_by_hash(corpus: Corpus, pages: NDArray[np.int64], seed_set: int, count: int) -> NDArray[np.uint32]:

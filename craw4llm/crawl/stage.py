@@ -18,14 +18,15 @@ from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.budget import Budget
 from craw4llm.crawl.caps import Caps
 from craw4llm.crawl.checkpoint import Checkpoints
-from craw4llm.crawl.loop import Crawl, Crawler, mean_score
+from craw4llm.crawl.loop import Crawl, Crawler
 from craw4llm.crawl.released import ReleasedCrawler, sample_seeds
 from craw4llm.crawl.seeds import draw_seeds, read_seeds, seed_order
 from craw4llm.crawl.trace import write_trace
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution, Progress
-from craw4llm.externals import ExternalDigests
+from craw4llm.externals import ExternalDigests, locate
 from craw4llm.fingerprint import fingerprint
+from craw4llm.scoring.means import mean_score
 from craw4llm.scoring.memo import PageScores
 from craw4llm.scoring.scorer import NOT_READ
 
@@ -44,9 +45,9 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
         assert config.seeds is not None, "CrawlConfig.check lets no such config through"
         _require_released_scores(config, inputs)
         ghosts = KNOWLEDGE[config.policy] != "target_text"
-        seeds = sample_seeds(Path(config.seeds.path), corpus, config.batch_pages, config.rng_seed, ghosts=ghosts)
+        seeds = sample_seeds(locate(config.seeds), corpus, config.batch_pages, config.rng_seed, ghosts=ghosts)
     else:
-        seeds = read_seeds(Path(config.seeds.path), corpus) if config.seeds else draw_seeds(corpus, config.seed_count, config.seed_set)
+        seeds = read_seeds(locate(config.seeds), corpus) if config.seeds else draw_seeds(corpus, config.seed_count, config.seed_set)
     others = {name.removeprefix("score_"): inputs[name] for name in sorted(inputs) if OTHER_SCORE.fullmatch(name)}
     capped = config.pages_per_host is not None or config.pages_per_domain is not None
     with ExitStack() as stack:

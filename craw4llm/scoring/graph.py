@@ -4,8 +4,9 @@
     harmonic(links, n, registers=64)                    float64[n]
 
 Nodes are all targets of the corpus, dead links among them (they have no links of their own), as whoever holds the whole graph would see
-them. The links stay on disk: they are read in blocks, once an iteration, in their order; memory holds two numbers a node for PageRank, and
-`registers` bytes a node twice for HyperBall. One thread: the sums are the same on any machine.
+them. The links stay on disk: they are read in blocks, once an iteration, in their order. PageRank keeps two numbers a node, from 134
+million nodes on in mapped files without a name; HyperBall keeps `registers` bytes a node twice, in memory. One thread: the sums are the
+same on any machine.
 
 **PageRank** (Brin, Page, 1998): power iteration; the rank of nodes without links is spread evenly. The rest of an iteration is under
 tolerance * damping / (1 - damping) from the fixed point, in L1.
@@ -26,6 +27,7 @@ from craw4llm.artifact import Artifact
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import hash_ids
 from craw4llm.errors import StageError
+from craw4llm.scoring.mapped import zeros
 from craw4llm.scoring.scorer import SCORED, Reads, Reasons, Scores
 
 _BLOCK_LINKS = 1 << 24
@@ -77,9 +79,10 @@ def pagerank(
     links: Callable[[], Iterator[Block]], n: int, *, damping: float, tolerance: float, tick: Tick = lambda text: None
 ) -> tuple[NDArray[np.float64], dict[str, Any]]:
     """float64[n] ranks that sum to 1, and {"iterations", "change"}: L1 change of the last iteration."""
-    rank = np.full(n, 1 / n, dtype=np.float64)
+    rank = zeros(n, np.float64)
+    rank[:] = 1 / n
     for iteration in range(1, _MOST_ITERATIONS + 1):
-        new = np.zeros(n, dtype=np.float64)
+        new = zeros(n, np.float64)
         given = 0.0
         for block in links():
             given = _push(block.first, block.offsets, block.targets, rank, new, given)

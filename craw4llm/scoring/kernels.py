@@ -247,36 +247,26 @@ def dot_rows(rows, direction, out):
 
 
 @numba.njit(cache=True, nogil=True)
-def project(data, offsets, slots, blob, word_at, ngrams, buckets, pruned, prefix, end, released, projection, out, words_out):
-    """out float64[texts]: mean of the projection over the text's rows (NaN: it reads none). words_out int64[texts]: words of each."""
+def _room(offsets, ngrams):
+    """rows, hashes, packs, begins, ends of `rows_of`, with room for the longest of the texts."""
     longest = 0
     for text in range(len(offsets) - 1):
         longest = max(longest, offsets[text + 1] - offsets[text])
     rows = np.empty((longest + 2) * ngrams, dtype=np.int64)
-    hashes = np.empty(longest + 2, dtype=np.uint64)
-    packs = np.empty(longest + 2, dtype=np.uint64)
-    begins = np.empty(longest + 2, dtype=np.int64)
-    ends = np.empty(longest + 2, dtype=np.int64)
+    hashes, packs = np.empty(longest + 2, dtype=np.uint64), np.empty(longest + 2, dtype=np.uint64)
+    begins, ends = np.empty(longest + 2, dtype=np.int64), np.empty(longest + 2, dtype=np.int64)
+    return rows, hashes, packs, begins, ends
+
+
+@numba.njit(cache=True, nogil=True)
+def project(data, offsets, slots, blob, word_at, ngrams, buckets, pruned, prefix, end, released, projection, out, words_out):
+    """out float64[texts]: mean of the projection over the text's rows (NaN: it reads none). words_out int64[texts]: words of each."""
+    rows, hashes, packs, begins, ends = _room(offsets, ngrams)
     for text in range(len(offsets) - 1):
         n, words_out[text] = rows_of(
-            data,
-            offsets[text],
-            offsets[text + 1],
-            slots,
-            blob,
-            word_at,
-            ngrams,
-            buckets,
-            pruned,
-            prefix,
-            end,
-            released,
-            rows,
-            hashes,
-            packs,
-            begins,
-            ends,
-        )
+            data, offsets[text], offsets[text + 1], slots, blob, word_at, ngrams, buckets, pruned, prefix, end, released,
+            rows, hashes, packs, begins, ends,
+        )  # fmt: skip
         total = 0.0
         for k in range(n):
             total += projection[rows[k]]
@@ -289,36 +279,14 @@ def exact(data, offsets, slots, blob, word_at, ngrams, buckets, pruned, prefix, 
 
     released: of the label with the higher probability instead; minus it where that is not the label `chosen`.
     """
-    longest = 0
-    for text in range(len(offsets) - 1):
-        longest = max(longest, offsets[text + 1] - offsets[text])
-    rows = np.empty((longest + 2) * ngrams, dtype=np.int64)
-    hashes = np.empty(longest + 2, dtype=np.uint64)
-    packs = np.empty(longest + 2, dtype=np.uint64)
-    begins = np.empty(longest + 2, dtype=np.int64)
-    ends = np.empty(longest + 2, dtype=np.int64)
+    rows, hashes, packs, begins, ends = _room(offsets, ngrams)
     dim = matrix.shape[1]
     hidden = np.empty(dim, dtype=np.float32)
     for text in range(len(offsets) - 1):
         n, words_out[text] = rows_of(
-            data,
-            offsets[text],
-            offsets[text + 1],
-            slots,
-            blob,
-            word_at,
-            ngrams,
-            buckets,
-            pruned,
-            prefix,
-            end,
-            released,
-            rows,
-            hashes,
-            packs,
-            begins,
-            ends,
-        )
+            data, offsets[text], offsets[text + 1], slots, blob, word_at, ngrams, buckets, pruned, prefix, end, released,
+            rows, hashes, packs, begins, ends,
+        )  # fmt: skip
         if n == 0:
             out[text] = np.nan
             continue

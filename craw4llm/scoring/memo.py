@@ -23,7 +23,6 @@ import re
 import secrets
 import socket
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -31,7 +30,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +42,7 @@ from craw4llm.errors import ArtifactError, InputError, StageError
 from craw4llm.execution import Execution
 from craw4llm.processes import new_pool
 from craw4llm.scoring.ensemble import EnsembleScorer
+from craw4llm.scoring.mapped import zeros
 from craw4llm.scoring.scorer import NOT_READ, Reasons, Scorer, Scores, open_scorer
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ _ROW_BYTES = 4 + 4 + 1
 _CHECK_BYTES = 8
 _BLOCK_ROWS = 1 << 16
 _TASK_PAGES = 64  # tasks of at least 50 pages: below, passing them costs more than scoring them
-_MAPPED = 1 << 27  # pages
 MAX_UNREADABLE = 0.01  # share of the pages asked for whose text cannot be read, above which a run stops...
 _FEW_UNREADABLE = 10  # ...but not for so few
 # What reading a text may raise: the disk, damaged compression, damaged UTF-8, a source that is gone.
@@ -71,8 +70,8 @@ class Memo:
         self.folder = folder
         self.damaged_bytes = 0
         # state is the reason + 1, and 0 for a page that nobody has scored
-        self._scores = _zeros(n_pages, np.float32, folder)
-        self._state = _zeros(n_pages, np.uint8, folder)
+        self._scores = zeros(n_pages, np.float32, folder)
+        self._state = zeros(n_pages, np.uint8, folder)
         self._stream: BinaryIO | None = None
         for segment in sorted(folder.glob("*.scores")) if folder.is_dir() else []:
             self._read(segment)
@@ -129,15 +128,6 @@ class Memo:
             self._scores[pages] = scores
             self._state[pages] = reasons + np.uint8(1)
         self.damaged_bytes += len(data) - end
-
-
-def _zeros(n: int, dtype: type, folder: Path) -> NDArray[Any]:
-    """n zeros, which take no memory until written; from _MAPPED on in a file without a name, so that they are no one's resident memory."""
-    if n < _MAPPED:
-        return np.zeros(n, dtype=dtype)
-    with tempfile.TemporaryFile(dir=folder if folder.is_dir() else None) as stream:
-        stream.truncate(n * np.dtype(dtype).itemsize)
-        return np.memmap(stream, dtype=dtype, shape=(n,))
 
 
 def encode(pages: NDArray[np.int64], scores: Scores, reasons: Reasons) -> bytes:

@@ -30,6 +30,7 @@ SCORED, EMPTY, NOT_IN_TABLE, UNREADABLE, NOT_READ = 0, 1, 2, 3, 4
 END_OF_TEXT = "</s>"  # fastText's Dictionary::EOS
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANKS = dict.fromkeys([0, *range(10, 14), *range(28, 32)], " ")  # what ASCII counts as white space beside the space and the tab
+_CHECK_TEXTS = ("the self-check of a scorer reads this short text", "and another one, naïve: 世界", "x")
 _SUM_TOLERANCE = 1e-3  # fastText adds 1e-5 to each probability before it takes the logarithm
 
 Reads = Literal["text", "url", "page", "members"]
@@ -240,7 +241,15 @@ def load_model(path: Path, label: str) -> Any:
         raise InputError(f"scorer model: {path} has no label {label!r}; its labels are {', '.join(labels) or 'none'}; set `label`")
     if len(str(model.f.getArgs().label)) < 2:
         raise InputError(f"scorer model: {path} has the label prefix {model.f.getArgs().label!r}; expected at least two characters")
-    names, probabilities = model.predict("the self-check of a scorer reads this short text", k=-1)
+    single = [model.predict(text, k=-1) for text in _CHECK_TEXTS]
+    batch = model.predict(list(_CHECK_TEXTS), k=-1)
+    for row, (one, several) in enumerate(zip(single, zip(*batch, strict=True), strict=True)):
+        if dict(zip(*map(list, one), strict=True)) != dict(zip(*map(list, several), strict=True)):
+            raise InputError(
+                f"scorer model: {path} gives text {row} of the self-check {one} alone and {several} in a batch; the installed fastText "
+                "library is not fit for it: install fasttext-community"
+            )
+    names, probabilities = single[0]
     total = float(np.sum(probabilities))
     if len(names) != len(labels) or abs(total - 1) > _SUM_TOLERANCE * len(labels):
         raise InputError(

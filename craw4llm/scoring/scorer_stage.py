@@ -22,6 +22,7 @@ from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.urls import canonical_url
 from craw4llm.errors import InputError
 from craw4llm.execution import Execution
+from craw4llm.externals import locate
 from craw4llm.fingerprint import External
 from craw4llm.scoring.encoder import EncoderScorer
 from craw4llm.scoring.ensemble import members_of
@@ -41,8 +42,8 @@ def run(config: ScorerConfig, inputs: Mapping[str, Artifact], out: Path, executi
         result = _table(config, out)
     elif config.kind == "fasttext":
         assert isinstance(source, External)
-        load_model(Path(source.path), config.label)  # before an unfit file of many megabytes is copied
-        shutil.copyfile(source.path, out / "model.bin")
+        load_model(locate(source), config.label)  # before an unfit file of many megabytes is copied
+        shutil.copyfile(locate(source), out / "model.bin")
         about |= _fasttext(config, out)
         result = Result(counts={"training_lines": (None, "lines")}, notes={"origin": f"a given model: {source.name}"})
     elif config.kind == "train_fasttext":
@@ -57,7 +58,7 @@ def run(config: ScorerConfig, inputs: Mapping[str, Artifact], out: Path, executi
             open_scorer(inputs[member["name"]])
     elif isinstance(source, Encoder):
         about |= {name: value for name, value in dataclasses.asdict(source).items() if name != "model"}
-        shutil.copytree(source.model.path, out / "model")
+        shutil.copytree(locate(source.model), out / "model")
         EncoderScorer(out / "model", about, "cpu").score(["A text that shows that the model works."], ())
     elif isinstance(source, EntryPoint):
         about |= {"name": source.name, "version": source.version, "options": dict(source.options)}
@@ -123,7 +124,7 @@ def _source_lines(config: ScorerConfig) -> Iterable[str]:
 
         return training_lines(config.source)
     assert isinstance(config.source, External)
-    return _file_lines(Path(config.source.path))
+    return _file_lines(locate(config.source))
 
 
 def _file_lines(path: Path) -> Iterator[str]:
@@ -164,7 +165,7 @@ def read_training_lines(source: Iterable[str], label: str) -> tuple[str, list[st
 
 def _table(config: ScorerConfig, out: Path) -> Result:
     assert isinstance(config.source, External)
-    path = config.source.path
+    path = locate(config.source)
     try:
         schema = pq.read_schema(path)
         lacking = [name for name in ("url", config.column) if name not in schema.names]

@@ -56,8 +56,8 @@ def export(selection: Artifact, out: Path) -> int:
                             "page": page,
                             "rank": row["rank"],
                         }
-                        if corpus.has_doc_ids:
-                            record["doc_id"] = corpus.doc_ids([page])[0]
+                        if corpus.has_document_ids:
+                            record["doc_id"] = corpus.document_ids([page])[0]
                         if score is not None and not math.isnan(score):
                             record["score"] = score
                         if page in ranks:

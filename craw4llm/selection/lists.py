@@ -39,7 +39,7 @@ def read_list(path: Path, corpus: Corpus) -> Listed:
     if not lines:
         raise InputError(f"select: {path} lists no pages; expected one URL or document id a line")
     ids = corpus.find(lines)
-    has_ids = corpus.has_doc_ids
+    has_ids = corpus.has_document_ids
     if not has_ids and DOC_ID in pq.read_schema(corpus.artifact.file("pages.parquet")).names:
         has_ids = True
         by_id = pc.index_in(pa.array(lines, pa.string()), value_set=corpus.column(DOC_ID).combine_chunks())

@@ -16,6 +16,7 @@ from craw4llm.artifact import Artifact, Result
 from craw4llm.configs import OverlapConfig
 from craw4llm.crawl.stage import require_same_corpus
 from craw4llm.execution import Execution
+from craw4llm.externals import locate
 from craw4llm.selection.facts import Wanted, facts
 from craw4llm.selection.items import read_items
 from craw4llm.selection.near_copies import NearCopies, Similarity
@@ -24,7 +25,7 @@ from craw4llm.selection.near_copies import NearCopies, Similarity
 def run(config: OverlapConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
     require_same_corpus(inputs["selection"], inputs["corpus"])
     pages = pq.read_table(inputs["selection"].file("kept.parquet"), columns=["page"]).column("page").to_numpy()
-    items = read_items(Path(config.tasks.path), config.ngram_words)
+    items = read_items(locate(config.tasks), config.ngram_words)
     similarity = Similarity(config.near_threshold, config.near_permutations, config.near_shingle_words)
     copies = NearCopies(similarity)
     first: dict[bytes, int] = {}

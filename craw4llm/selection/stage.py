@@ -26,11 +26,12 @@ from craw4llm.artifact import Artifact, Result
 from craw4llm.configs import SelectConfig
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import hash_ids
-from craw4llm.crawl.loop import mean_score
 from craw4llm.crawl.stage import require_same_corpus
 from craw4llm.crawl.trace import Trace
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution
+from craw4llm.externals import locate
+from craw4llm.scoring.means import mean_score
 from craw4llm.scoring.memo import PageScores
 from craw4llm.selection.facts import PageFacts, Wanted, facts
 from craw4llm.selection.items import read_items
@@ -152,7 +153,7 @@ def _pool(config: SelectConfig, inputs: Mapping[str, Artifact], corpus: Corpus) 
         return _Pool(np.arange(corpus.n_pages, dtype=np.uint32))
     if config.pool == "listed":
         assert config.ids is not None
-        listed = read_list(Path(config.ids.path), corpus)
+        listed = read_list(locate(config.ids), corpus)
         count = len(listed.pages) if config.prefix_pages is None else config.prefix_pages
         if not 1 <= count <= len(listed.pages):
             raise ConfigError(
@@ -248,7 +249,7 @@ def _walk(
     similarity = None
     if config.near_duplicates != "off" or config.heldout_copies != "off":
         similarity = Similarity(config.near_threshold, config.near_permutations, config.near_shingle_words)
-    items = read_items(Path(config.decontaminate.path), config.ngram_words) if config.decontaminate else None
+    items = read_items(locate(config.decontaminate), config.ngram_words) if config.decontaminate else None
     heldout = _Copies(similarity)
     if config.heldout_copies != "off":
         with_text = corpus.heldout[corpus.n_bytes[corpus.heldout] > 0]

@@ -23,6 +23,7 @@ from craw4llm.configs import TokenizerConfig
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
+from craw4llm.externals import locate
 from craw4llm.tokens.tokenizer import FILE, META, special_ids
 
 Count = tuple[float | int | None, str]
@@ -32,7 +33,7 @@ def run(config: TokenizerConfig, inputs: Mapping[str, Artifact], out: Path, exec
     notes: dict[str, Any] = {}
     training_bytes: int | None = None
     if config.source is not None:
-        source = Path(config.source.path)
+        source = locate(config.source)
         engine = load(source)
         shutil.copyfile(source, out / FILE)
         notes["origin"] = f"given: {config.source.name}"

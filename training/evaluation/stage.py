@@ -21,6 +21,7 @@ import pyarrow as pa
 from craw4llm.artifact import Artifact, Result, Store
 from craw4llm.errors import ArtifactError, ConfigError
 from craw4llm.execution import Execution
+from craw4llm.externals import locate
 from craw4llm.processes import worker_pool
 from craw4llm.tokens.tokenizer import Tokenizer
 from training.configs import EvaluateConfig
@@ -161,7 +162,7 @@ def _task_files(config: EvaluateConfig) -> dict[str, TaskFile]:
         if config.tasks is not None:
             raise ConfigError("evaluate: suite is 'none' and `tasks` is given; leave one of them out")
         return {}
-    return read_own_items() if config.tasks is None else read_task_files(Path(config.tasks.path))
+    return read_own_items() if config.tasks is None else read_task_files(locate(config.tasks))
 
 
 def _check_chain(inputs: Mapping[str, Artifact]) -> None:

@@ -4,13 +4,14 @@
     curves = curves_of(read_traces(study, scores), scores, keep=600)
     for curve in curves: curve.policy, curve.replicate, curve.measure, curve.x, curve.y
 
-Four measures, for every crawl alike, from its artifact's pages.parquet and dead_links.parquet and the scores of all pages:
+Five measures, for every crawl alike, from its artifact's pages.parquet and dead_links.parquet and the scores of all pages:
 
     mean_score_crawled      mean score of the first x pages crawled
     mean_score_best         mean score of the best `keep` pages among the first x fetches: what selecting after x requests gives.
                             It starts where `keep` scored pages have been fetched; the mean of fewer would be no like for like.
     top_decile_by_pages     pages of the corpus's top tenth by score among the first x pages crawled, as a share of that tenth
     top_decile_by_fetches   the same among the first x fetches, dead links counted
+    precision_by_pages      pages of the top tenth among the first x pages crawled, as a share of these x
 
 The top tenth is taken over the scored pages that a crawl may fetch (held-out pages left out), ties by page id. Pages without a score
 (empty text) count as pages and fetches and are in no mean. Without a `scores` input only the crawls that used a scorer have the
@@ -25,13 +26,14 @@ from typing import Literal
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import scipy.stats
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
 from training.report.lineage import Study
 from training.report.verdict import Floats
 
-Measure = Literal["mean_score_crawled", "mean_score_best", "top_decile_by_pages", "top_decile_by_fetches"]
+Measure = Literal["mean_score_crawled", "mean_score_best", "top_decile_by_pages", "top_decile_by_fetches", "precision_by_pages"]
 TOP_SHARE = 0.1
 POINTS = 200  # of a curve, at most one more for its end
 
@@ -170,6 +172,7 @@ def curves_of(traces: Sequence[Trace], scores: Scores | None, keep: int | None) 
             by_pages = np.searchsorted(np.flatnonzero(top[rows]), pages) / total
             by_fetches = np.searchsorted(t.fetch_rank[top], fetches) / total
             found.append(Curve(t.policy, t.replicate, "top_decile_by_pages", pages, by_pages))
+            found.append(Curve(t.policy, t.replicate, "precision_by_pages", pages, by_pages * total / np.maximum(pages, 1)))
             found.append(Curve(t.policy, t.replicate, "top_decile_by_fetches", fetches, by_fetches))
     return found
 
@@ -207,3 +210,40 @@ def mean_of_best(fetch_rank: Ids, score: Floats, keep: int, counts: Ids) -> tupl
             x.append(count)
             y.append(float(np.sort(best).mean()))
     return np.array(x, dtype=np.int64), np.array(y, dtype=np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """A policy's curve over its replicates: the mean, and where there are several replicates, the 95% t interval of the mean.
+
+    Points that not every replicate reaches are left out.
+    """
+
+    policy: str
+    measure: Measure
+    replicates: int
+    x: Ids
+    y: Floats
+    low: Floats | None
+    high: Floats | None
+
+
+def bands(curves: Sequence[Curve], measure: Measure) -> list[Band]:
+    """One a policy that has the measure, by name."""
+    found = []
+    for policy in sorted({c.policy for c in curves if c.measure == measure}):
+        own = [c for c in curves if c.policy == policy and c.measure == measure and len(c.x)]
+        if not own:
+            continue
+        x = own[0].x
+        for c in own[1:]:
+            x = np.intersect1d(x, c.x)
+        if not len(x):
+            continue
+        values = np.stack([c.y[np.searchsorted(c.x, x)] for c in own])
+        low = high = None
+        if len(own) > 1:
+            half = scipy.stats.t.ppf(0.975, len(own) - 1) * values.std(axis=0, ddof=1) / math.sqrt(len(own))
+            low, high = values.mean(axis=0) - half, values.mean(axis=0) + half
+        found.append(Band(policy, measure, len(own), x, values.mean(axis=0), low, high))
+    return found

@@ -1,13 +1,14 @@
-"""The report's figures as SVG: deterministic, readable in light and dark, with the lines labelled where they end.
+"""The report's figures as SVG and PNG: deterministic, readable in light and dark, with the lines labelled where they end.
 
-    svg = curve_figure("mean_score_best", curves, marker=1312)
-    inline(svg, "per-fetch")    -> to put into a page beside other figures
+    drawing = curve_figure("mean_score_best", curves, marker=1312)
+    inline(drawing.svg, "per-fetch", "label")    -> to put into a page beside other figures
 
 Text and axes take the colour of the surrounding text (`currentColor`), so a figure follows the page; on its own it follows the
 reader's light or dark setting. Line colours have at least 3.4 : 1 contrast on white and on near-black (WCAG 2.2, 1.4.11), and no
 line is told by colour alone: every policy has its own dash pattern, and its name at the line's end.
 """
 
+import dataclasses
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,15 @@ import matplotlib
 
 matplotlib.use("Agg")
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from training.report.curves import Curve, Measure
-from training.report.verdict import Pair
+from training.report.analysis import Line, Relation
+from training.report.curves import Curve, Measure, bands
+from training.report.verdict import Floats, Pair
 
 _INK = "#010203"  # stands for currentColor until the SVG is written; no line uses it
 # Checked with the WCAG formula against #ffffff and #15181d.
@@ -30,6 +34,7 @@ _COLOURS = ("#1f7fc4", "#d55e00", "#0a9a70", "#8c6bd1", "#c4629a", "#a6761d", "#
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 3)))
 _POLICIES = (
     "quality", "parent_mean", "indegree", "random", "breadth_first", "parent_max", "seen_indegree", "parent_first", "parent_min",
+    "predicted", "pagerank", "harmonic", "oracle",
 )  # fmt: skip
 _RC: Any = {
     "svg.hashsalt": "craw4llm",
@@ -53,38 +58,52 @@ _RC: Any = {
 }
 _WIDTH, _HEIGHT = 5.0, 3.5  # inches: narrow, so that text stays readable on a phone
 
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A figure in both forms. svg: takes its ink from the text around it. png: on white, at _DPI."""
+
+    svg: str
+    png: bytes
+
+
 LABELS: dict[Measure, tuple[str, str]] = {
     "mean_score_crawled": ("pages crawled", "mean score of the pages crawled"),
     "mean_score_best": ("fetches (requests)", "mean score of the best pages fetched"),
     "top_decile_by_pages": ("pages crawled", "share of the top tenth crawled"),
     "top_decile_by_fetches": ("fetches (requests)", "share of the top tenth fetched"),
+    "precision_by_pages": ("pages crawled", "share of the pages crawled that are of the top tenth"),
 }
 
 
-def curve_figure(measure: Measure, curves: Sequence[Curve], marker: int | None = None) -> str:
-    """SVG with a line for every policy that has the measure; several replicates of a crawl are thin lines of one style.
+def curve_figure(measure: Measure, curves: Sequence[Curve], marker: int | None = None, ceiling: int | None = None) -> Drawing:
+    """A line for every policy that has the measure: the mean over the replicates of its crawl, with their 95% interval as a band.
 
-    marker: a number of fetches to mark where x is fetches.
+    marker: a number of fetches to mark where x is fetches. ceiling: pages of the top tenth: adds the best that any order could do.
     """
     with matplotlib.rc_context(_RC):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         panel = figure.subplots()
         of_x, of_y = LABELS[measure]
-        names = sorted({c.policy for c in curves})
-        styles = policy_styles(names)
+        found = bands(curves, measure)
+        styles = policy_styles(sorted({c.policy for c in curves}))
         ends: list[tuple[str, float, float]] = []
-        for name in names:
-            own = [c for c in curves if c.policy == name and c.measure == measure and len(c.x)]
-            for curve in own:
-                width = 1.9 if len(own) == 1 else 1.1
-                panel.plot(curve.x, curve.y, color=styles[name][0], linestyle=styles[name][1], linewidth=width)
-            if own:
-                ends.append((name, float(own[0].x[-1]), float(own[0].y[-1])))
+        for band in found:
+            colour, dash = styles[band.policy]
+            if band.low is not None and band.high is not None:
+                panel.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
+            panel.plot(band.x, band.y, color=colour, linestyle=dash, linewidth=1.8)
+            ends.append((band.policy, float(band.x[-1]), float(band.y[-1])))
         panel.set_xlabel(of_x)
         panel.set_title(of_y, loc="left", fontsize=11)
         panel.set_xlim(left=0)
         panel.margins(y=0.06)
-        if measure.startswith("top_decile"):
+        if ceiling and found:
+            x = np.unique(np.concatenate([band.x for band in found]))
+            y = np.minimum(x / ceiling, 1.0) if measure == "top_decile_by_pages" else np.minimum(ceiling / np.maximum(x, 1), 1.0)
+            panel.plot(x, y, color=_INK, alpha=0.6, linewidth=1, linestyle=(0, (1, 1)))
+            panel.annotate("ceiling", xy=(x[len(x) // 3], y[len(x) // 3]), xytext=(4, 4), textcoords="offset points", fontsize=9, alpha=0.8)
+        if measure.startswith(("top_decile", "precision")):
             panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0%}"))
             panel.set_ylim(bottom=0)
         panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -92,10 +111,159 @@ def curve_figure(measure: Measure, curves: Sequence[Curve], marker: int | None =
         if marker is not None and of_x.startswith("fetches"):
             panel.axvline(marker, color=_INK, alpha=0.55, linewidth=1, linestyle=(0, (2, 2)))
         _label_ends(panel, ends, {name: style[0] for name, style in styles.items()})
-        return _svg(figure)
+        return _drawn(figure)
 
 
-def verdict_figure(rows: Sequence[Mapping[str, Any]], reference: str) -> str:
+def pools_figure(
+    points: Mapping[str, Sequence[tuple[str, float, float]]],
+    lines: Mapping[str, Line],
+    target: float | None,
+    of_x: str,
+    of_y: str,
+    unit: float,
+    reference: str,
+) -> Drawing:
+    """Quality of models against what was crawled (or fetched) for them, on a log axis.
+
+    points: policy -> (arm, amount, value). lines: policy -> its least-squares line on log2(amount / unit). target: the reference's value,
+    drawn across; where a line meets it a mark says at what multiple.
+    """
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        panel = figure.subplots()
+        styles = policy_styles(sorted(points))
+        ends = []
+        for policy, own in points.items():
+            colour, dash = styles[policy]
+            panel.plot([x for _, x, _ in own], [y for _, _, y in own], linestyle="none", marker="o", markersize=6, color=colour)
+            end = max(own, key=lambda point: point[1])
+            ends.append((policy, end[1], end[2]))
+            if policy in lines:
+                line = lines[policy]
+                far = max(x for x, _ in line.points)
+                multiple = line.multiple(target) if target is not None else None
+                shown = multiple is not None and multiple <= 16 * far
+                if shown and multiple is not None:
+                    far = max(far, multiple)
+                near = min(x for x, _ in line.points)
+                if shown and multiple is not None:
+                    near = min(near, max(multiple, near / 16))
+                xs = np.geomspace(near, far, 50)
+                panel.plot(xs * unit, [line.at(x) for x in xs], color=colour, linestyle=dash, linewidth=1.4)
+                if shown and multiple is not None and target is not None:
+                    panel.plot([multiple * unit], [target], marker="x", markersize=7, color=colour, markeredgewidth=1.8)
+                    panel.annotate(
+                        f"{multiple:.1f}x", xy=(multiple * unit, target), xytext=(0, 7), textcoords="offset points",
+                        ha="center", fontsize=10, color=colour,
+                    )  # fmt: skip
+        if target is not None:
+            panel.axhline(target, color=_INK, alpha=0.55, linewidth=1, linestyle=(0, (2, 2)))
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.set_xlabel(f"{of_x} (log scale)")
+        panel.set_title(of_y, loc="left", fontsize=11)
+        panel.margins(x=0.08, y=0.14)
+        _label_ends(panel, ends, {name: style[0] for name, style in styles.items()})
+        return _drawn(figure)
+
+
+def relation_figure(relations: Mapping[str, Relation], of_x: str, of_y: str, *, log_x: bool = False, log_y: bool = False) -> Drawing:
+    """Binned means of y against x, the bar from the 10th to the 90th percentile of y in each bin; one line a relation."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        panel = figure.subplots()
+        for place, (name, relation) in enumerate(relations.items()):
+            colour, dash = _COLOURS[place % len(_COLOURS)], _DASHES[place % len(_DASHES)]
+            x = np.array([b[1] for b in relation.bins])
+            y, low, high = (np.array([b[k] for b in relation.bins]) for k in (2, 3, 4))
+            rho = "no rank correlation" if relation.rho is None else f"Spearman {relation.rho:+.2f}"
+            shift = x + 1 if log_x else x
+            panel.vlines(shift, low, high, color=colour, alpha=0.35, linewidth=2)
+            label = f"{name}: {rho}, {relation.pages:,} pages" if name else f"{rho}, {relation.pages:,} pages"
+            panel.plot(shift, y, color=colour, linestyle=dash, marker="os^D"[place % 4], markersize=5, linewidth=1.5, label=label)
+        if log_x:
+            panel.set_xscale("log")
+        if log_y:
+            panel.set_yscale("log")
+        panel.set_xlabel(of_x)
+        panel.set_title(of_y, loc="left", fontsize=11)
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=9.5)
+        return _drawn(figure)
+
+
+def distribution_figure(edges: Floats, shares: Mapping[str, Floats], of_x: str) -> Drawing:
+    """Steps: the share of each set of pages that falls into each bin of scores, on a log axis, since most pages score low."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        panel = figure.subplots()
+        styles = policy_styles(sorted(shares))
+        for name, share in shares.items():
+            colour, dash = (_INK, "-") if name == "all pages" else styles[name]
+            panel.stairs(share, edges, color=colour, linestyle=dash, linewidth=2.2 if name == "all pages" else 1.4, label=name)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.3%}".rstrip("0%").rstrip(".") + "%"))
+        panel.set_xlabel(of_x)
+        panel.set_title("share of the pages in each bin of scores", loc="left", fontsize=11)
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, frameon=False, fontsize=9)
+        return _drawn(figure)
+
+
+def needs_figure(rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """What each policy needs to match the reference: three bars a policy (crawled, fetched, discovered), "not reached" where it does not.
+
+    rows: `policy`, and `crawled`, `fetched`, `discovered` (float or None).
+    """
+    kinds = (("crawled", _COLOURS[0], ""), ("fetched", _COLOURS[1], "//"), ("discovered", _COLOURS[2], ".."))
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, 0.52 * len(rows) + 1.2), layout="constrained")
+        panel = figure.subplots()
+        for place, row in enumerate(rows):
+            for k, (kind, colour, hatch) in enumerate(kinds):
+                value = row[kind]
+                at = place + (k - 1) * 0.26
+                if value is None:
+                    panel.text(0.01, at, "not reached", transform=panel.get_yaxis_transform(), va="center", fontsize=7.5, alpha=0.8)
+                else:
+                    panel.barh(at, value, height=0.24, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=1.2)
+                    panel.text(value, at, f" {value:,.0f}", va="center", fontsize=7.5)
+        handles = [Patch(facecolor="none", edgecolor=colour, hatch=hatch, label=kind) for kind, colour, hatch in kinds]
+        panel.legend(
+            handles=handles, loc="upper center", bbox_to_anchor=(0.4, -0.16 if len(rows) > 5 else -0.25), ncols=3, frameon=False, fontsize=9
+        )
+        panel.set_yticks(range(len(rows)), [row["policy"] for row in rows])
+        panel.set_ylim(len(rows) - 0.5, -0.5)
+        panel.tick_params(axis="y", length=0)
+        panel.grid(axis="y", visible=False)
+        panel.margins(x=0.14)
+        panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+        panel.set_title("pages needed to match the reference", loc="left", fontsize=11)
+        return _drawn(figure)
+
+
+def decisions_figure(rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Share of pairs ranked as the largest size ranks them, against the compute of one decision (log axis); one mark a size and metric."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        panel = figure.subplots()
+        for place, metric in enumerate(dict.fromkeys(row["metric"] for row in rows)):
+            own = sorted((row["flops_a_decision"], row["right_share"]) for row in rows if row["metric"] == metric)
+            panel.plot(
+                [x for x, _ in own], [y for _, y in own], color=_COLOURS[place % len(_COLOURS)], linestyle=_DASHES[place % len(_DASHES)],
+                marker="os^DvPX"[place % 7], markersize=6, linewidth=1.2, label=metric.replace("_", " "),
+            )  # fmt: skip
+        panel.axhline(0.5, color=_INK, alpha=0.55, linewidth=1, linestyle=(0, (2, 2)))
+        panel.set_xscale("log")
+        panel.set_ylim(0, 1.05)
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0%}"))
+        panel.set_xlabel("training FLOPs of one decision (log scale)")
+        panel.set_title("pairs ranked as by the largest size (dotted: coin toss)", loc="left", fontsize=11)
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False, fontsize=9)
+        return _drawn(figure)
+
+
+def verdict_figure(rows: Sequence[Mapping[str, Any]], reference: str) -> Drawing:
     """SVG: bits per byte of every arm, lower is better, with the interval of its difference from the reference.
 
     rows: from the top down: `heading` (a line of its own, no arm), or `arm`, `label`, `values` (one a replicate), `pair` (Pair against the
@@ -136,7 +304,7 @@ def verdict_figure(rows: Sequence[Mapping[str, Any]], reference: str) -> str:
         panel.grid(axis="y", visible=False)
         panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.set_xlabel("held-out bits per byte (lower is better)")
-        return _svg(figure)
+        return _drawn(figure)
 
 
 def base_of(pair: Pair, mean: float) -> float:
@@ -179,14 +347,17 @@ def _label_ends(panel: Any, ends: Sequence[tuple[str, float, float]], colours: M
     panel.set_ylim(low, high)
 
 
-def _svg(figure: Figure) -> str:
-    """The figure's SVG without date, creator and XML prologue, coloured by its surroundings."""
+def _drawn(figure: Figure) -> Drawing:
+    """The figure's SVG without date, creator and XML prologue, coloured by its surroundings; and a PNG, dark on white."""
     stream = io.StringIO()
     FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    return re.sub(r"[ \t]+\n", "\n", text)
+    figure.set_layout_engine("none")  # the layout is made: it would cost as much again
+    pixels = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(pixels, metadata={"Software": None}, pil_kwargs={})
+    return Drawing(re.sub(r"[ \t]+\n", "\n", text), pixels.getvalue())
 
 
 def inline(svg: str, prefix: str, label: str) -> str:

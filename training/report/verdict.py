@@ -30,9 +30,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import scipy.stats
 from numpy.typing import NDArray
 
 LEVEL = 0.95
+MOST_REPLICATES = 100  # beyond this many further replicates "run more of them" is no advice
 DRAWS = 10_000
 SEED = 20250219  # of all resampling: a report that is made again says the same
 MAX_UNITS = 20_000  # held-out pages beyond this are resampled in groups of pages, to bound time and memory
@@ -59,6 +61,8 @@ class Pair:
     replicates: those that both arms have. seeds_known: the interval takes in the spread over training seeds; without it the
         interval is over held-out pages alone, and nothing is decided.
     missing: why there is no difference; "" where there is one.
+    more: about how many further replicates would decide the pair if its difference stays as it is (`replicates_needed`); None where it is
+        decided, or where no number of them would.
     unit: of the values. sampled: what the draws take anew.
     """
 
@@ -70,6 +74,7 @@ class Pair:
     replicates: tuple[int, ...] = ()
     seeds_known: bool = False
     missing: str = ""
+    more: int | None = None
     unit: str = "bits per byte"
     sampled: str = "held-out pages"
     higher_is_better: bool = False
@@ -108,9 +113,19 @@ class Pair:
         if not self.seeds_known:
             return (
                 f"{self.a} against {self.b}: can't tell from {count}; {numbers} over {self.sampled} alone, "
-                "the spread over training seeds is unknown"
+                f"the spread over training seeds is unknown; {self.needed()}"
             )
-        return f"{self.a} against {self.b}: can't tell at 95%; {numbers}, {count}"
+        return f"{self.a} against {self.b}: can't tell at 95%; {numbers}, {count}; {self.needed()}"
+
+    def needed(self) -> str:
+        """What it would take to decide an undecided pair, in words; "" for others."""
+        if self.decided or self.missing:
+            return ""
+        if not self.seeds_known:
+            return "at least 1 more replicate needed"
+        if self.more is None:
+            return f"more replicates alone would not decide it: more {self.sampled} are needed, or there is no difference to find"
+        return f"about {self.more} more replicate{'s' if self.more != 1 else ''} needed"
 
 
 def bits_per_byte(nll: Floats, n_bytes: NDArray[np.unsignedinteger]) -> float:
@@ -193,9 +208,50 @@ def compare(
         return Pair(a=a, b=b, missing=reason, **measure)
     difference = float(np.mean([values[a, r] - values[b, r] for r in common]))
     drawn = np.mean([draws[a, r] - draws[b, r] for r in common], axis=0)
+    sampling_sd = float(np.std(drawn))
     seeds_known = len(common) > 1 and spread is not None
     if seeds_known and spread is not None:
         rng = np.random.default_rng(seed + 1)
         drawn = drawn + spread.sigma * math.sqrt(2 / len(common)) * rng.standard_t(spread.degrees, size=len(drawn))
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Pair(a=a, b=b, difference=difference, low=float(low), high=float(high), replicates=common, seeds_known=seeds_known, **measure)
+    pair = Pair(a=a, b=b, difference=difference, low=float(low), high=float(high), replicates=common, seeds_known=seeds_known, **measure)
+    if pair.seeds_known and not pair.decided and spread is not None:
+        pair = dataclasses.replace(pair, more=replicates_needed(difference, sampling_sd, spread, len(common)))
+    return pair
+
+
+def replicates_needed(difference: float, sampling_sd: float, spread: SeedSpread, replicates: int) -> int | None:
+    """The smallest number of further replicates that would put 0 outside the 95% interval, if nothing else changes.
+
+    difference: of the means so far. sampling_sd: standard deviation of the draws over pages or items, which replicates do not lower.
+    With R' replicates the half-width is sqrt((1.96 sampling_sd)^2 + (t sigma)^2 2 / R'), t with degrees of freedom that grow as R' does.
+    None where even MOST_REPLICATES would not do.
+    """
+    per_replicate = spread.degrees / max(replicates - 1, 1)
+    normal = float(scipy.stats.norm.ppf((1 + LEVEL) / 2))
+    for more in range(1, MOST_REPLICATES + 1):
+        total = replicates + more
+        t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, per_replicate * (total - 1)))
+        if math.hypot(normal * sampling_sd, t * spread.sigma * math.sqrt(2 / total)) < abs(difference):
+            return more
+    return None
+
+
+def arm_interval(arm: str, values: Mapping[Cell, float], draws: Mapping[Cell, Floats], seed: int = SEED) -> tuple[float, float] | None:
+    """95% interval of one arm's mean, over pages (or items) and training seeds. None with fewer than two replicates.
+
+    The seeds' spread here is that within arms, pooled over all of them: what a seed does to all arms alike does not cancel.
+    """
+    cells = sorted(cell for cell in values if cell[0] == arm)
+    if len(cells) < 2:
+        return None
+    squares, degrees = 0.0, 0
+    for name in sorted({name for name, _ in values}):
+        own = [value for (other, _), value in sorted(values.items()) if other == name]
+        squares += float(np.sum((np.array(own) - np.mean(own)) ** 2))
+        degrees += len(own) - 1
+    drawn = np.mean([draws[cell] for cell in cells], axis=0)
+    rng = np.random.default_rng(seed + 2)
+    drawn = drawn + math.sqrt(squares / degrees / len(cells)) * rng.standard_t(degrees, size=len(drawn))
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

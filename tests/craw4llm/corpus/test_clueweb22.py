@@ -55,7 +55,7 @@ def doc_id(number: int, name: str = "en0000-00") -> str:
 
 
 def links_of(corpus: Corpus, page: int) -> list[str]:
-    return corpus.doc_ids(corpus.outlinks([page])[1])
+    return corpus.document_ids(corpus.outlinks([page])[1])
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_ids_and_keys() -> None:
 def test_pages_links_and_counts(small, tmp_path, build, layout):
     corpus = Corpus(build(stage(write_clueweb22(tmp_path / "w", small, layout), streams=("en",), indegree="inlink")))
     assert corpus.n_pages == 7  # en0100-00 has a record 0 that no document fills
-    assert corpus.doc_ids(range(7))[3:6] == [doc_id(3), doc_id(0, "en0000-01"), doc_id(0, "en0100-00")]
+    assert corpus.document_ids(range(7))[3:6] == [doc_id(3), doc_id(0, "en0000-01"), doc_id(0, "en0100-00")]
     assert links_of(corpus, 0) == [doc_id(1), doc_id(2)]
     assert links_of(corpus, 1) == [doc_id(3), "clueweb22-en0999-00-00000"]
     assert links_of(corpus, 2) == []
@@ -126,7 +126,7 @@ def test_streams_and_languages(small, tmp_path, build):
     root = write_clueweb22(tmp_path / "w", small)
     assert [file.name for file in delivered(root, ("en00", "zh_chs"))] == ["en0000-00", "en0000-01", "zh_chs0001-02"]
     corpus = Corpus(build(stage(root, streams=("other", "zh_chs"), dangling_links="outside")))
-    assert corpus.doc_ids([0, 1]) == [doc_id(0, "other0000-00"), doc_id(0, "zh_chs0001-02")]
+    assert corpus.document_ids([0, 1]) == [doc_id(0, "other0000-00"), doc_id(0, "zh_chs0001-02")]
     assert links_of(corpus, 1) == [doc_id(0, "other0000-00")]
     assert corpus.artifact.count("outside_links") == 1
     assert Corpus(build(stage(root, streams=("en00",)))).n_pages == 5
@@ -177,14 +177,14 @@ def test_case_bl16(shared, build):
     records, outlinks = (read_case(case / f"clueweb22/{kind}/en/en00/en0000/en0000-00.json.gz") for kind in ("txt", "outlink"))
     notes = corpus.artifact.manifest["notes"]
     empty = np.flatnonzero(corpus.n_bytes == 0)
-    assert corpus.doc_ids(empty) == expected["records_without_text"]
+    assert corpus.document_ids(empty) == expected["records_without_text"]
     assert corpus.n_pages == 60 and corpus.artifact.count("pages_without_record") == len(empty)
     linked = {e[0] for r in outlinks for e in r["outlinks"]}  # 00440 is linked by a document whose outlink record is missing
-    assert corpus.doc_ids(range(60, corpus.n_targets)) == [i for i in expected["link_targets_outside_corpus"] if i in linked]
+    assert corpus.document_ids(range(60, corpus.n_targets)) == [i for i in expected["link_targets_outside_corpus"] if i in linked]
     pages = corpus.find([r["ClueWeb22-ID"] for r in records])
     assert corpus.texts(pages) == [r["Clean-Text"] for r in records]  # the two whose offsets run together among them
     no_links = [k for k in range(60) if not len(corpus.outlinks([k])[1])]
-    assert set(corpus.doc_ids(no_links)) >= set(expected["outlink_records_missing"])
+    assert set(corpus.document_ids(no_links)) >= set(expected["outlink_records_missing"])
     assert notes["loose_offset_files"] == ["en0000-00"]
     assert notes["faults"]["url_line_ends"] == len(records)
     whole = {r["ClueWeb22-ID"]: r["url"] for r in outlinks}
@@ -215,7 +215,7 @@ def test_damaged_and_misplaced_records(small, tmp_path, build):
     write_records(root, "outlink", "en0000-00", [pack(link), b"", pack(link)[:30], b"", b"", b"", pack(other), b""])
     artifact = build(stage(root))
     corpus = Corpus(artifact)
-    assert corpus.doc_ids([0, 1, 2]) == [doc_id(0), doc_id(6), doc_id(0, "en0000-01")] and corpus.n_pages == 8
+    assert corpus.document_ids([0, 1, 2]) == [doc_id(0), doc_id(6), doc_id(0, "en0000-01")] and corpus.n_pages == 8
     assert corpus.texts([1, 0]) == ["", "good"]
     rejects = pq.read_table(artifact.file("rejects.parquet")).to_pylist()
     reasons = ["damaged", "wrong_id", "not_json", "text_not_string", "invalid_unicode", "cut_off"]
@@ -355,7 +355,7 @@ def test_in_place_reads_what_compiled_holds(tmp_path, build):
     some = np.array([99, 3, 41, 7, 7, 0])
     for a, b in zip(compiled.outlinks(some), lazy.outlinks(some), strict=True):
         assert a.tolist() == b.tolist()
-    assert lazy.texts(some) == compiled.texts(some) and lazy.doc_ids(some) == compiled.doc_ids(some)
+    assert lazy.texts(some) == compiled.texts(some) and lazy.document_ids(some) == compiled.document_ids(some)
     everyone = np.arange(100, dtype=np.uint32)
     assert lazy.without_record(everyone).tolist() == compiled.without_record(everyone).tolist() == [k % 17 == 5 for k in range(100)]
     with pytest.raises(ConfigError, match="does not know n_bytes; build it with links='compiled'"):
@@ -394,7 +394,7 @@ def test_the_chain_downstream(tmp_path, build, execution):
     assert export(kept, out) == 10
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     opened = Corpus(build(corpus))
-    assert all(row["doc_id"] == opened.doc_ids([row["page"]])[0] and row["text"] == opened.text(row["page"]) for row in rows)
+    assert all(row["doc_id"] == opened.document_ids([row["page"]])[0] and row["text"] == opened.text(row["page"]) for row in rows)
     life = page_life(rows[0]["doc_id"], [build(corpus), made, kept, tokens])
     assert rows[0]["doc_id"] in life and "selected at rank 0" in life and "tokens in" in life
 

@@ -15,11 +15,12 @@ from craw4llm.crawl import frontier, loop
 from craw4llm.crawl.bitset import BitSet
 from craw4llm.crawl.budget import Budget
 from craw4llm.crawl.caps import Caps
-from craw4llm.crawl.loop import Crawler, exact_sum
+from craw4llm.crawl.loop import Crawler
 from craw4llm.crawl.places import Places
 from craw4llm.crawl.trace import Trace
 from craw4llm.errors import ConfigError, StageError
-from craw4llm.scoring import memo
+from craw4llm.scoring import mapped
+from craw4llm.scoring.means import exact_sum
 from craw4llm.scoring.memo import PageScores
 from craw4llm.scoring.scorer import NOT_READ, SCORED
 from craw4llm.stage import Stage
@@ -254,7 +255,7 @@ def test_infinite_priorities_are_refused(shared_build):
     live = [links[(links < corpus.n_pages) & ~np.isin(links, corpus.heldout)] for links in live]
     seed = next(p for p, links in enumerate(live) if len(links) >= 4 and p not in links and p not in corpus.heldout)
     first, seeds = live[seed], np.array([seed], dtype=np.uint32)
-    make = lambda rank: Crawler(corpus, "indegree", None, seeds=seeds, budget=Budget(pages=300), batch_pages=4, rank=rank)  # noqa: E731
+    make = lambda rank: Crawler(corpus, "indegree", None, seeds=seeds, budget=Budget(pages=300), batch_pages=1, rank=rank)  # noqa: E731
     assert make(rank).run().refused == 0
     rank[first[0]] = np.inf
     rank[first[1]] = np.nan
@@ -316,7 +317,7 @@ def test_a_memo_in_a_file_without_a_name(monkeypatch, shared_build, execution):
     corpus, scorer = shared_build(WEB), shared_build(SCORER)
     with PageScores(corpus, scorer, execution) as scores:
         expected = scores.scores(np.arange(40))
-    monkeypatch.setattr(memo, "_MAPPED", 0)
+    monkeypatch.setattr(mapped, "MAPPED", 0)
     before = sorted(execution.memo.rglob("*"))
     with PageScores(corpus, scorer, execution) as scores:
         assert isinstance(scores._memo._scores, np.memmap)

@@ -1,6 +1,8 @@
 """The policy `predicted`: its arithmetic by hand and against NumPy, that it learns, and that it learns nothing it may not know."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from craw4llm.configs import CorpusConfig, CrawlConfig, ScorerConfig, SyntheticText, SyntheticWeb
@@ -9,6 +11,7 @@ from craw4llm.crawl.policies import Live, Seen, policy_state, restore_policy
 from craw4llm.crawl.predicted import BUCKETS, FEATURES, RIDGE, Predicted, _accumulate, _read_urls, _solve
 from craw4llm.crawl.trace import Trace
 from craw4llm.errors import ConfigError
+from craw4llm.fingerprint import External
 from craw4llm.stage import Stage
 
 NAN = float("nan")
@@ -36,7 +39,7 @@ def test_what_a_url_tells():
 
 
 def links(
-    policy: Predicted, batch: list[tuple[int, int, float]], urls: dict[int, str], known: set[int], depth: int = 1
+    policy: Predicted, batch: list[tuple[int, int, float]], urls: dict[int, str], known: set[int], depth: int = 1, **texts: object
 ) -> dict[int, float]:
     """Hands over links (target, linking page, its score) and returns the priorities."""
     targets, inverse = np.unique([t for t, _, _ in batch], return_inverse=True)
@@ -52,6 +55,7 @@ def links(
         new=new,
         urls=[urls[int(t)] for t in targets[new]],
         depth=np.full(len(targets), depth, dtype=np.uint32),
+        **texts,
     )
     return dict(zip(targets.tolist(), policy.priorities(seen).tolist(), strict=True))
 
@@ -123,6 +127,48 @@ def test_its_state_can_be_kept():
     restore_policy(other, every, {name: array.copy() for name, array in policy_state(one, every).items()})
     np.testing.assert_array_equal(one.renewed(every[3:]), other.renewed(every[3:]))
     assert one.is_due() == other.is_due() is False
+
+
+def test_what_anchors_and_places_tell():
+    """Three targets that differ in their links' texts and places alone."""
+    policy, known = Predicted(Live(20, 0), 0.0), set()
+    policy.learn(np.array([0], dtype=np.uint32), np.array([0.5], dtype=np.float32))
+    urls = {k: f"https://w{k}.example/" for k in range(3, 9)}
+    body, edge, unknown = (np.array([flag], dtype=np.uint8) for flag in (1, 2, 4))
+    links(policy, [(3, 0, 0.5)], urls, known, link_anchors=["Good proof"], link_flags=body)
+    links(policy, [(3, 0, 0.5)], urls, known, link_anchors=["cheap sale"], link_flags=edge)  # the first anchor stays, the place counts
+    policy.learn(np.array([3], dtype=np.uint32), np.array([0.9], dtype=np.float32))
+    links(policy, [(4, 0, 0.5)], urls, known, link_anchors=["good"], link_flags=body)
+    links(policy, [(5, 0, 0.5)], urls, known, link_anchors=[None], link_flags=unknown)
+    links(policy, [(6, 0, 0.5)], urls, known)
+    mean = (0.5 + 0.9) / 2
+    row = dict(zip((3, 4, 5, 6), policy._features(np.array([3, 4, 5, 6], dtype=np.uint32)), strict=True))
+    good = (0.9 + 2 * mean) / 3  # one fetch, shrunk by two
+    assert row[4][26:30] == pytest.approx([1, good, good, good * row[4][1]]) and row[4][30:] == pytest.approx([1, row[4][1]])
+    assert row[3][27] == pytest.approx(good) and row[3][30] == 0.5
+    assert row[5][26:].tolist() == row[6][26:].tolist() == [0] * 6
+
+
+def test_anchors_help_where_nothing_else_does(build, make_table, tmp_path):
+    """One host, one folder, links that go anywhere: only the words of a link, or its place in the page, say that the target is good."""
+    n, rng = 600, np.random.default_rng(0)
+    urls = [f"https://w.example/{k:03}" for k in range(n)]
+    good = rng.random(n) < 0.3
+    targets = [[int(t) for t in rng.choice(n, 6, replace=False)] for _ in range(n)]
+    columns = {"url": urls, "text": ["text"] * n, "outlinks": [[urls[t] for t in row] for row in targets]}
+    said = {
+        "nothing": {},
+        "anchors": {"anchors": [[f"{'theorem' if good[t] else 'coupon'} {t}" for t in row] for row in targets]},
+        "flags": {"link_flags": pa.array([[1 if good[t] else 2 for t in row] for row in targets], pa.list_(pa.uint8()))},
+    }
+    table = make_table({u: 0.9 if good[k] else 0.1 for k, u in enumerate(urls)})
+    share = {}
+    for name, extra in said.items():
+        pq.write_table(pa.table({**columns, **extra}), tmp_path / f"{name}.parquet")
+        web = Stage(CorpusConfig(source=External(name="corpus", path=str(tmp_path / f"{name}.parquet")), heldout_fraction=0))
+        config = CrawlConfig(policy="predicted", budget_pages=200, batch_pages=10, seed_count=5, explore_share=0.0)
+        share[name] = float(good[Trace(build(Stage(config, corpus=web, scorer=table))).crawled].mean())
+    assert share["nothing"] < 0.4 and share["anchors"] > 0.6 and share["flags"] > 0.6, share
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def lists(artifact) -> list[list[str]]:
     rows += [(r["crawl_rank"], r["target"]) for r in trace.dead_links.to_pylist()]
     targets = [target for _, target in sorted(row for row in rows if row[0] is not None)]
     sizes = np.cumsum(trace.iterations.column("crawled").to_pylist()[:-1])
-    ids = Corpus(artifact.input("corpus")).doc_ids(targets)
+    ids = Corpus(artifact.input("corpus")).document_ids(targets)
     return [part.tolist() for part in np.split(np.array(ids), sizes) if len(part)]
 
 

@@ -84,6 +84,11 @@ def test_pagerank_solves_its_equation(graph, monkeypatch):
     assert rank.sum() == pytest.approx(1)
     blocks, _ = pagerank(links_of(corpus, block_links=7), n, damping=d, tolerance=1e-10)
     np.testing.assert_array_equal(blocks, rank)
+    with monkeypatch.context() as patched:
+        patched.setattr("craw4llm.scoring.mapped.MAPPED", 0)
+        mapped, _ = pagerank(links_of(corpus), n, damping=d, tolerance=1e-10)
+    assert isinstance(mapped, np.memmap)
+    np.testing.assert_array_equal(mapped, rank)
     monkeypatch.setattr("craw4llm.scoring.graph._MOST_ITERATIONS", 5)
     with pytest.raises(StageError, match="did not come under the tolerance 1e-06 in 5 iterations"):
         pagerank(links_of(corpus), n, damping=d, tolerance=1e-6)

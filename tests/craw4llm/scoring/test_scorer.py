@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fasttext
@@ -204,3 +205,33 @@ def test_score_stage(build, make_web, model_stage, make_table):
     assert (artifact.count("scored"), artifact.count("empty"), artifact.count("pages")) == (2, 2, 4)
     nothing = build(Stage(ScoreConfig(), corpus=web, scorer=make_table({"https://w.example/other": 1.0})))
     assert nothing.count("mean_score") is None and nothing.count("not_in_table") == 4
+
+
+@pytest.mark.parametrize("route", ["library", "exact", "projected"])
+def test_threads_give_the_numbers_of_one(build, tmp_path, route):
+    text = tmp_path / "train.txt"
+    text.write_text("# origin: made up for this test\n\n" + "\n".join(LINES) + "\n")
+    source = External(name="text", path=str(text))
+    scorer = open_scorer(build(Stage(ScorerConfig(kind="train_fasttext", source=source, buckets=1000, dim=8, route=route))))
+    rng = np.random.default_rng(0)
+    words = np.array(["proof", "theory", "cheap", "sale", "word1", "never\u00a0seen", "</s>", "__label__hq"])
+    texts = [" ".join(rng.choice(words, rng.integers(1, 60))) for _ in range(400)]
+    expected = scorer.score(texts, ())[0]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(3):
+            parts = list(pool.map(lambda start: scorer.score(texts[start : start + 20], ())[0], range(0, 400, 20)))
+            np.testing.assert_array_equal(np.concatenate(parts), expected)
+
+
+def test_a_library_that_answers_otherwise_in_batches_is_refused(build, model_stage, monkeypatch):
+    """The self-check at opening: single calls and batches must agree."""
+    artifact = build(model_stage)
+    real = fasttext.FastText._FastText.predict
+
+    def predict(self, text, *args, **options):
+        names, probabilities = real(self, text, *args, **options)
+        return (names, [1 - p for p in probabilities]) if isinstance(text, list) else (names, probabilities)
+
+    monkeypatch.setattr(fasttext.FastText._FastText, "predict", predict)
+    with pytest.raises(InputError, match=r"alone and .* in a batch"):
+        open_scorer(artifact)

@@ -17,13 +17,14 @@ CURVES = [
 def test_equal_input_gives_equal_bytes_without_a_date() -> None:
     first, second = curve_figure("mean_score_crawled", CURVES), curve_figure("mean_score_crawled", CURVES)
     assert first == second
-    assert "<dc:date>" not in first and "metadata" not in first
+    assert "<dc:date>" not in first.svg and "metadata" not in first.svg
+    assert first.png.startswith(b"\x89PNG") and b"Software" not in first.png
 
 
 def test_figures_are_well_formed_and_follow_the_page() -> None:
     for text in (
-        standalone(curve_figure("mean_score_crawled", CURVES)),
-        inline(curve_figure("mean_score_crawled", CURVES), "x", 'say "<hi>"'),
+        standalone(curve_figure("mean_score_crawled", CURVES).svg),
+        inline(curve_figure("mean_score_crawled", CURVES).svg, "x", 'say "<hi>"'),
     ):
         root = ElementTree.fromstring(text)
         said = " ".join(node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text"))
@@ -33,7 +34,7 @@ def test_figures_are_well_formed_and_follow_the_page() -> None:
 
 
 def test_ids_of_two_figures_on_one_page_differ() -> None:
-    svg = curve_figure("mean_score_crawled", CURVES)
+    svg = curve_figure("mean_score_crawled", CURVES).svg
     ids = []
     for prefix in ("a", "b"):
         root = ElementTree.fromstring(inline(svg, prefix, "label"))
@@ -52,9 +53,9 @@ def test_an_arm_without_results_is_shown_with_its_reason() -> None:
         {"arm": "b", "label": "b", "values": [1.6, 1.62], "pair": pair, "missing": ""},
         {"arm": "c", "label": "c", "values": [], "pair": None, "missing": "no results"},
     ]
-    svg = verdict_figure(rows, "a")
-    assert "no results" in svg
-    assert svg == verdict_figure(rows, "a")
+    drawing = verdict_figure(rows, "a")
+    assert "no results" in drawing.svg
+    assert drawing == verdict_figure(rows, "a")
 
 
 def test_known_policies_look_alike_in_every_report() -> None:

@@ -1,5 +1,6 @@
 """The report of made-up artifacts: what it says, what it leaves out, and that it gives the same bytes again."""
 
+import base64
 import csv
 import hashlib
 import json
@@ -19,7 +20,7 @@ from training.configs import ReportConfig
 from training.report import stage as report_stage
 
 Report = Callable[..., Path]
-Worlds = Callable[..., Any]  # World in conftest.py
+Worlds = Callable[..., Any]  # World in made_up_worlds.py
 PAGES = 300  # of the made-up corpus
 GAINS = {"random/equal_pages": 0.1, "parent_mean/equal_fetches": -0.05}
 
@@ -46,19 +47,20 @@ def read(out: Path, name: str) -> list[dict[str, str]]:
 
 
 def digests(out: Path) -> dict[str, str]:
-    files = [p for folder in ("tables", "figures") for p in sorted((out / folder).iterdir())]
+    files = [out / "summary.json", *(p for folder in ("tables", "figures") for p in sorted((out / folder).iterdir()))]
+    files = [p for p in files if p.relative_to(out).as_posix() not in report_stage.VOLATILE]
     return {p.relative_to(out).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 def pairs(out: Path) -> dict[tuple[str, str], dict[str, str]]:
-    return {(row["arm"], row["against"]): row for row in read(out, "pairs") if row["heldout"] == "all"}
+    return {(row["arm"], row["against"]): row for row in read(out, "pairs") if row["heldout"] == "all" and row["metric"] == "bits_per_byte"}
 
 
 def test_the_report_answers_with_the_planted_winner_and_loser(world: Worlds, report: Report) -> None:
     out = report(world(gains=GAINS).inputs)
     found = pairs(out)
     assert found["random/equal_pages", "quality/equal_pages"]["verdict"] == "worse"
-    assert float(found["random/equal_pages", "quality/equal_pages"]["difference_bits_per_byte"]) == pytest.approx(0.1, abs=0.01)
+    assert float(found["random/equal_pages", "quality/equal_pages"]["difference"]) == pytest.approx(0.1, abs=0.01)
     assert found["parent_mean/equal_fetches", "quality/equal_pages"]["verdict"] == "better"
     assert found["parent_mean/equal_fetches", "quality/equal_fetches"]["verdict"] == "better"
     assert found["quality/equal_fetches", "quality/equal_pages"]["verdict"] == "can't tell"
@@ -87,7 +89,7 @@ def test_the_highest_scored_held_out_pages_are_reported_apart(world: Worlds, rep
     assert top["random/equal_pages", "quality/equal_pages"] == "worse"
     assert top["parent_mean/equal_pages", "quality/equal_pages"] == "better"
     text = " ".join(Page((out / "report.html").read_text()).text.split())
-    assert "On the 6 held-out pages with the highest scores alone: Equal pages crawled (30 each): parent_mean has the lowest" in text
+    assert "On the 6 held-out pages with the highest scores alone. Equal pages crawled (30 each): parent_mean has the lowest" in text
 
 
 def test_the_table_of_arms_counts_pages_and_requests(world: Worlds, report: Report) -> None:
@@ -102,10 +104,13 @@ def test_the_table_of_arms_counts_pages_and_requests(world: Worlds, report: Repo
 
 def test_equal_inputs_give_equal_tables_and_figures(world: Worlds, report: Report) -> None:
     inputs = world(gains=GAINS).inputs
-    first = report(inputs, name="first")
-    second = report(dict(reversed(inputs.items())), name="second")
+    first = report(inputs, name="first", figures=True)
+    second = report(dict(reversed(inputs.items())), name="second", figures=True)
     assert digests(first) == digests(second)
-    assert len(digests(first)) == 12
+    names = set(digests(first))
+    for path in ("summary.json", "tables/table1.csv", "tables/table1.parquet", "figures/bits_per_byte.svg", "figures/bits_per_byte.png"):
+        assert path in names
+    assert len([name for name in names if name.endswith(".svg")]) == len([name for name in names if name.endswith(".png")]) == 12
 
 
 def test_every_policy_is_in_every_curve(world: Worlds, report: Report) -> None:
@@ -126,7 +131,7 @@ def test_a_missing_model_is_shown_as_missing_and_is_in_no_mean(world: Worlds, re
     found = pairs(out)
     assert found["random/equal_pages", "quality/equal_pages"]["verdict"] == "one replicate"
     row = found["parent_mean/equal_fetches", "quality/equal_pages"]
-    assert (row["verdict"], row["difference_bits_per_byte"]) == ("missing", "") and "no number" in row["remark"]
+    assert (row["verdict"], row["difference"]) == ("missing", "") and "no number" in row["remark"]
     text = " ".join(Page((out / "report.html").read_text()).text.split())
     assert "random/equal_pages, replicate 1: no results" in text
     assert "nan" not in re.sub(r"[^a-z ]", " ", text.lower()).split()
@@ -192,18 +197,29 @@ def test_hostile_text_is_inert(world: Worlds, report: Report) -> None:
     config = ReportConfig(
         title="<b>t</b>", question="{{ 7 * 7 }} <script>q()</script>", hypothesis="<i>h</i>", reference="quality/equal_pages"
     )
-    out = report(world(urls=urls, origin="<script>origin()</script> [x](javascript:y)").inputs, config)
+    out = report(world(urls=urls, origin="<script>origin()</script> [x](javascript:y)").inputs, config, figures=True)
     page = Page((out / "report.html").read_text())
     tags = {tag for tag, _ in page.tags}
-    assert not tags & {"script", "img", "b", "i", "iframe", "object", "link"}
+    assert not tags & {"img", "b", "i", "iframe", "object", "link"}
+    assert [tag for tag, _ in page.tags].count("script") == 1  # the project's own, which sorts tables
     assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
-    assert not any(tag == "a" for tag, _ in page.tags)
+    assert all(str(attributes["href"]).startswith("#") for tag, attributes in page.tags if tag == "a")
     assert "<script>alert(1)</script>" in page.text and "{{ 7 * 7 }}" in page.text
     assert "<script" not in (out / "summary.md").read_text()
+    for path in (out / "figures").glob("*.svg"):
+        assert "<script" not in path.read_text()
+
+
+def test_only_the_projects_own_script_may_run(world: Worlds, report: Report) -> None:
+    text = (report(world().inputs) / "report.html").read_text()
+    allowed = re.search(r"script-src '(sha256-[^']+)'", text)
+    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert allowed and script
+    assert "sha256-" + base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode() == allowed[1]
 
 
 def test_nothing_is_loaded_from_elsewhere(world: Worlds, report: Report) -> None:
-    page = Page((report(world().inputs) / "report.html").read_text())
+    page = Page((report(world().inputs, figures=True) / "report.html").read_text())
     for tag, attributes in page.tags:
         assert "src" not in attributes, tag
         assert all(not key.endswith("href") or str(value).startswith("#") for key, value in attributes.items()), tag

@@ -1,0 +1,81 @@
+"""`craw4llm corpus PATH`: builds a corpus from any source, outside of experiments, and says what is in it.
+
+An experiment that declares the same corpus (same content, same options) finds it finished.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from craw4llm.configs import Column, CorpusConfig, Obeyed, UrlRules
+from craw4llm.errors import ConfigError
+from craw4llm.execution import Execution, default_workers
+from craw4llm.fingerprint import External
+from craw4llm.options import Bytes, Part, root_option
+
+_DEFAULT = {field.name: field.default for field in dataclasses.fields(CorpusConfig)}
+
+
+def _option(name: str, **more: Any) -> Callable[[Any], Any]:
+    return click.option(f"--{name.replace('_', '-')}", name, default=_DEFAULT[name], show_default=True, **more)
+
+
+@click.command("corpus")
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--column", "columns", multiple=True, metavar="NAME=FIELD", help="Parquet, JSON lines: our NAME is called FIELD there.")
+@_option("heldout_fraction", type=float, help="Share of the pages held out.")
+@_option("heldout_by", type=click.Choice(["page", "host"]), help="Single pages or whole hosts.")
+@_option("heldout_min_chars", type=int, help="Shorter pages are never held out.")
+@_option("dangling_links", type=click.Choice(["dead", "outside"]), help="Links to URLs that the source has not.")
+@_option("max_text_chars", type=int, help="The rest of a longer text is cut off.")
+@_option("duplicates", type=click.Choice(["first", "last"]), help="Which record of a URL is the page.")
+@_option("nofollow", type=click.Choice(["follow", "drop"]), help="Links marked nofollow.")
+@_option("max_reject_share", type=float, help="More unusable records than this fail the build.")
+@click.option("--obey", multiple=True, type=click.Choice(get_args(Obeyed)), help="Leave out pages whose owner asks for this.")
+@click.option("--sort-query", is_flag=True, help="URLs that differ in the order of parameters are one.")
+@click.option("--drop-tracking", is_flag=True, help="Parameters such as utm_source and gclid are taken out of URLs.")
+@click.option("--workers", type=click.IntRange(1), default=default_workers, show_default="processors")
+@click.option("--memory", type=Bytes(), default="2G", show_default=True, help="For sorting, all processes together.")
+@click.option("--part", type=Part(), help="Prepare this share and stop; the command without it puts all together.")
+@root_option
+def corpus(
+    path: Path,
+    columns: tuple[str, ...],
+    obey: tuple[Obeyed, ...],
+    sort_query: bool,
+    drop_tracking: bool,
+    workers: int,
+    memory: int,
+    part: tuple[int, int] | None,
+    root: Path,
+    **fields: Any,
+) -> None:
+    """Build a corpus from PATH (Parquet, JSON lines, HTML tree, WARC, link graph; docs/corpus.md) and describe it."""
+    from craw4llm import runner
+    from craw4llm.corpus.reader import Corpus
+    from craw4llm.corpus.show import describe
+
+    config = CorpusConfig(
+        source=External(name="corpus", path=str(path)),
+        columns=tuple(_column(column) for column in columns),
+        obey=tuple(sorted(set(obey))),
+        url_rules=UrlRules(query="sorted" if sort_query else "kept", drop_tracking=drop_tracking),
+        **fields,
+    )
+    execution = Execution(root=root, workers=workers, memory_bytes=memory)
+    work = runner.single(config, execution)
+    if part is not None:
+        click.echo(f"part {part[0]} of {part[1]}: {runner.build_share(work, execution, *part)}")
+        return
+    runner.build(work, execution)
+    click.echo(describe(Corpus(runner.built(work, execution))))
+
+
+def _column(text: str) -> tuple[Any, str]:
+    name, equals, field = text.partition("=")
+    if not equals or name not in get_args(Column) or not field:
+        raise ConfigError(f"--column {text!r}: expected NAME=FIELD, NAME one of {', '.join(get_args(Column))}")
+    return name, field

@@ -1,0 +1,272 @@
+"""Launchers: where a stage's command runs. The operator knows this interface alone; the stages know nothing of it.
+
+    launcher = launcher_named("local")
+    job_id = launcher.submit(Job(folder=..., command=[...], cwd=..., environment={...}))      # plain JSON, kept across retries
+    launcher.attach(job_id, owner)                 # "I follow this job", renewed while that is so
+    launcher.status(job_id)                        # running, ending, succeeded, failed, lost
+    lines, place = launcher.tail(job_id, place)    # what it wrote since
+    launcher.release(job_id, owner)                # "I was told to stop": it ends unless another owner takes it over within seconds
+    launcher.cancel(job_id)                        # it ends now: SIGTERM, after the grace SIGKILL
+    launcher.result(job_id)                        # exit record and what it printed
+
+`submit` never starts a second copy: where the newest attempt of the same folder still runs (its id was lost with the task that started it),
+that attempt's id is returned. Every attempt has a folder of its own, `<folder>/0001`, so their number is the number of starts. The
+contents are described in stage_job.py.
+
+`local` starts the job on the machine of the task. Another launcher (Slurm, Kubernetes) starts the same stage_job.py on another machine with
+the same folder, and asks its own scheduler where this one asks /proc; LAUNCHERS names them.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import stage_job
+import warm_start
+
+STAGE_JOB = Path(stage_job.__file__)
+Status = Literal["running", "ending", "succeeded", "failed", "lost"]
+JobId = dict[str, Any]  # plain JSON: it is kept in Airflow's task state
+
+GRACE_S = 20.0  # from SIGTERM to SIGKILL: time for a training run to save
+REPRIEVE_S = 6.0  # a scheduler that restarts hands a running task to a new try, whose process needs a few seconds to take the job over
+ABANDONED_AFTER_S = 2 * 3600.0  # longer than the heartbeat time-out and the longest wait before a retry together
+DEAD_AFTER_S = 60.0  # a job on another host that has not touched its file `alive` for so long
+STARTS_WITHIN_S = 60.0
+FILES = ("output", "log")
+FIRST_LOOK_BYTES = 65_536  # of each file, for a task that takes over a running job
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to run. folder: of this job alone, the same for every attempt at it. generation: a job of an older one is ended, not taken
+    over (Airflow's count of how often the run was cleared). tag: whose job it is; an Airflow that is stopped ends its own."""
+
+    folder: Path
+    command: Sequence[str]
+    cwd: str
+    environment: Mapping[str, str]
+    generation: int = 0
+    tag: str = ""
+    grace_s: float = GRACE_S
+    reprieve_s: float = REPRIEVE_S
+    abandoned_after_s: float = ABANDONED_AFTER_S
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job ended. code: None where a signal ended it, or where nothing is known. stopped: why it was told to end ("": it was not).
+    output: its lines on stdout."""
+
+    code: int | None
+    signal: int | None
+    stopped: str
+    out_of_memory: bool
+    peak_memory_bytes: int | None
+    output: tuple[str, ...]
+
+
+class Launcher(Protocol):
+    """See the module's docstring."""
+
+    def submit(self, job: Job) -> JobId: ...
+    def status(self, job_id: JobId) -> Status: ...
+    def attach(self, job_id: JobId, owner: str) -> None: ...
+    def tail(self, job_id: JobId, place: dict[str, int] | None) -> tuple[list[str], dict[str, int]]: ...
+    def release(self, job_id: JobId, owner: str) -> None: ...
+    def cancel(self, job_id: JobId) -> None: ...
+    def result(self, job_id: JobId) -> Outcome: ...
+
+
+class FolderLauncher:
+    """What all launchers share: everything but starting a job and asking whether it lives is done by files in the job's folder."""
+
+    name = ""
+
+    def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
+        """Starts stage_job.py with `settings`, which gives its environment to the command (it may hold secrets: it is not written down).
+        Returns what `alive` needs to find the job again. Raises OSError."""
+        raise NotImplementedError
+
+    def alive(self, job_id: JobId) -> bool:
+        raise NotImplementedError
+
+    def submit(self, job: Job) -> JobId:
+        """Starts the job, or returns the id of the attempt that runs. Raises OSError or TimeoutError where it does not start."""
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with _gate(job.folder):
+            newest = max((p for p in job.folder.iterdir() if p.name.isdigit()), default=None)
+            if newest is not None and (known := _json(newest / "id.json")):
+                status = self.status(known)
+                if status == "running" and known["generation"] == job.generation:
+                    return known
+                if status in ("running", "ending"):
+                    self.cancel(known)
+                    self._wait(
+                        lambda: self.status(known) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end"
+                    )
+            folder = job.folder / f"{int(newest.name) + 1 if newest else 1:04d}"
+            folder.mkdir()
+            fields = ("cwd", "grace_s", "reprieve_s", "abandoned_after_s")
+            settings = {
+                **{name: getattr(job, name) for name in fields},
+                "folder": str(folder),
+                "command": list(job.command),
+            }
+            stage_job.write(folder / "settings.json", settings)
+            known = self.start(folder, folder / "settings.json", job.environment)
+            job_id = {"launcher": self.name, "folder": str(folder), "generation": job.generation, "tag": job.tag, **known}
+            stage_job.write(folder / "id.json", job_id)
+            return job_id
+
+    def status(self, job_id: JobId) -> Status:
+        folder = Path(job_id["folder"])
+        for _ in range(2):  # the record may be written between the two looks
+            if record := _json(folder / "exit.json"):
+                return "succeeded" if record["code"] == 0 and not record["stopped"] else "failed"
+            if self.alive(job_id):
+                return "ending" if (folder / "cancel").exists() else "running"
+        return "lost"
+
+    def attach(self, job_id: JobId, owner: str) -> None:
+        path = Path(job_id["folder"]) / "owner"
+        with contextlib.suppress(OSError):
+            if path.exists() and path.read_text() == owner:
+                os.utime(path)
+            else:
+                temporary = path.with_name(f".owner.{os.getpid()}")
+                temporary.write_text(owner)
+                temporary.replace(path)
+
+    def tail(self, job_id: JobId, place: dict[str, int] | None) -> tuple[list[str], dict[str, int]]:
+        """Whole lines written since `place` (None: from the beginning, or near the end where that is long), and the new place."""
+        lines: list[str] = []
+        now: dict[str, int] = {}
+        ended = (Path(job_id["folder"]) / "exit.json").exists()
+        for name in FILES:
+            path = Path(job_id["folder"]) / name
+            now[name] = at = (place or {}).get(name, 0)
+            with contextlib.suppress(OSError), path.open("rb") as stream:
+                if place is None and (size := path.stat().st_size) > FIRST_LOOK_BYTES:
+                    stream.seek(size - FIRST_LOOK_BYTES)
+                    stream.readline()
+                    at = stream.tell()
+                stream.seek(at)
+                text = stream.read(1 << 20)
+                whole = len(text) if ended or len(text) == 1 << 20 else text.rfind(b"\n") + 1
+                lines += text[:whole].decode("utf-8", "replace").splitlines()
+                now[name] = at + whole
+        return lines, now
+
+    def release(self, job_id: JobId, owner: str) -> None:
+        with contextlib.suppress(OSError):
+            (Path(job_id["folder"]) / "release").write_text(owner)
+
+    def cancel(self, job_id: JobId) -> None:
+        with contextlib.suppress(OSError):
+            (Path(job_id["folder"]) / "cancel").touch()
+
+    def result(self, job_id: JobId) -> Outcome:
+        folder = Path(job_id["folder"])
+        record = _json(folder / "exit.json") or {}
+        lines: tuple[str, ...] = ()
+        with contextlib.suppress(OSError):
+            lines = tuple((folder / "output").read_text(errors="replace").splitlines())
+        return Outcome(
+            code=record.get("code"),
+            signal=record.get("signal"),
+            stopped=record.get("stopped", ""),
+            out_of_memory=record.get("out_of_memory", False),
+            peak_memory_bytes=record.get("peak_memory_bytes"),
+            output=lines,
+        )
+
+    def _wait(self, true: Callable[[], bool], seconds: float, what: str) -> None:
+        until = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > until:
+                raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+            time.sleep(0.05)
+
+
+class LocalLauncher(FolderLauncher):
+    """On this machine, in a session of its own."""
+
+    name = "local"
+
+    _started: ClassVar[dict[int, subprocess.Popen[bytes]]] = {}  # of this process: they are its children, and zombies until it looks
+
+    def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
+        pid = warm_start.ask(settings, environment)
+        if pid is not None:
+            return {"host": socket.gethostname(), "pid": pid, "started": stage_job.start_ticks(pid)}
+        with (folder / "stage_job.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(STAGE_JOB), str(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=dict(environment),
+            )
+        self._started[process.pid] = process
+        return {"host": socket.gethostname(), "pid": process.pid, "started": stage_job.start_ticks(process.pid)}
+
+    def alive(self, job_id: JobId) -> bool:
+        if process := self._started.get(job_id["pid"]):
+            process.poll()  # else it stays a zombie
+        if job_id["host"] == socket.gethostname():
+            started = stage_job.start_ticks(job_id["pid"])
+            return started is not None and started == job_id["started"]
+        try:
+            return time.time() - (Path(job_id["folder"]) / "alive").stat().st_mtime < DEAD_AFTER_S
+        except OSError:
+            return False
+
+
+def end_jobs(jobs: Path, tag: str) -> int:
+    """Ends all running local jobs below `jobs` with this tag, and waits until they have saved. Returns how many there were."""
+    launcher, ids = LocalLauncher(), []
+    for path in jobs.glob("*/*/*/[0-9]*/id.json"):
+        known = None if (path.parent / "exit.json").exists() else _json(path)
+        if known and known["launcher"] == "local" and known["tag"] == tag and launcher.status(known) in ("running", "ending"):
+            launcher.cancel(known)
+            ids.append(known)
+    for job_id in ids:
+        with contextlib.suppress(TimeoutError):
+            launcher._wait(lambda job_id=job_id: launcher.status(job_id) not in ("running", "ending"), GRACE_S + 5, "a job to end")
+    return len(ids)
+
+
+LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": LocalLauncher}
+
+
+def launcher_named(name: str) -> Launcher:
+    """Raises ValueError, naming what there is."""
+    if name not in LAUNCHERS:
+        raise ValueError(f"launcher is {name!r}; expected {' or '.join(sorted(LAUNCHERS))}")
+    return LAUNCHERS[name]()
+
+
+@contextlib.contextmanager
+def _gate(folder: Path) -> Iterator[None]:
+    """Held while an attempt is started: two tasks for one job come here one after the other."""
+    with (folder / "gate").open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
