@@ -324,3 +324,21 @@ def test_a_memo_in_a_file_without_a_name(monkeypatch, shared_build, execution):
         np.testing.assert_array_equal(scores.scores(np.arange(40)), expected)
     assert scores.computed == 0 and sorted(execution.memo.rglob("*")) == before
     assert pq.read_table(corpus.file("pages.parquet")).num_rows == 300
+
+
+def test_what_the_progress_bar_is_told(shared_build, execution):
+    """Pages done, and beside them the frontier and the mean scores of what came in and went out; so that the sums are the crawl's."""
+    told: list[tuple[int, str]] = []
+
+    class Told:
+        def update(self, count: int, note: str = "") -> None:
+            told.append((count, note))
+
+    corpus, scorer = shared_build(WEB), shared_build(SCORER)
+    with PageScores(corpus, scorer, execution) as scores:
+        seeds = np.array([p for p in range(9) if p not in Corpus(corpus).heldout], dtype=np.uint32)
+        crawl = Crawler(Corpus(corpus), "quality", scores, seeds=seeds, budget=Budget(pages=60), batch_pages=20).run(Told())
+    assert sum(count for count, _ in told) == 60 and len(told) == len(crawl.iterations)
+    row = crawl.iterations[1]
+    scores_told = f"score in {row.mean_score_discovered:.3f}, score out {row.mean_score_crawled:.3f}"
+    assert told[1] == (20, f"iteration 1, frontier {row.frontier:,}, {scores_told}")
