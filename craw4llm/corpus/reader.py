@@ -22,7 +22,6 @@ from craw4llm.corpus.anchors import OFFSETS as ANCHOR_OFFSETS
 from craw4llm.corpus.anchors import TEXTS as ANCHOR_TEXTS
 from craw4llm.corpus.anchors import AnchorReader
 from craw4llm.corpus.gather import RowReader
-from craw4llm.corpus.urls import canonical_url
 
 CLUEWEB22 = "clueweb22.json"  # the file that an artifact has whose texts are in a ClueWeb22 folder
 
@@ -233,6 +232,8 @@ class Corpus:
 
     def canonical(self, url: str) -> str | None:
         """The spelling of a URL in this corpus, by its own `url_rules`; None for what is no web page's URL."""
+        from craw4llm.corpus.urls import canonical_url  # brings the list of public suffixes
+
         return canonical_url(url, rules=self._rules)
 
     @cached_property

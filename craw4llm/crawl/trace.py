@@ -63,16 +63,16 @@ def write_trace(
     crawled_in = np.zeros(len(pages), dtype=np.uint32)
     crawled_in[crawled] = crawl.crawled_in[crawl_rank[crawled]]
     columns = {
-        "page": pa.array(pages, pa.uint32()),
-        "iteration": pa.array(crawl.fetched_in[live], pa.uint32()),
-        "fetch_rank": pa.array(ranks[live], pa.uint64()),
+        "page": _plain(pages, pa.uint32()),
+        "iteration": _plain(crawl.fetched_in[live], pa.uint32()),
+        "fetch_rank": _plain(ranks[live], pa.uint64()),
         "crawl_rank": _nullable(crawl_rank, crawled),
         "crawl_iteration": _nullable(crawled_in, crawled),
         "parent": _nullable(crawl.parent[live], depth != 0),
-        "depth": pa.array(depth, pa.uint32()),
-        "priority": pa.array(crawl.fetched_priority[live], pa.float32()),
-        "score": pa.nulls(len(pages), pa.float32()) if scores is None else pa.array(scores, pa.float32()),
-        **{f"score_{name}": pa.array(column, pa.float32()) for name, column in (others or {}).items()},
+        "depth": _plain(depth, pa.uint32()),
+        "priority": _plain(crawl.fetched_priority[live], pa.float32()),
+        "score": pa.nulls(len(pages), pa.float32()) if scores is None else _plain(scores, pa.float32()),
+        **{f"score_{name}": _plain(column, pa.float32()) for name, column in (others or {}).items()},
     }
     if crawl.crawled_tokens is not None:
         tokens = np.zeros(len(pages), dtype=np.uint32)
@@ -80,12 +80,12 @@ def write_trace(
         columns["tokens"] = _nullable(tokens, crawled)
     _write(pa.table(columns), out / "pages.parquet")
     dead = crawl.fetched[~live]
-    urls = corpus.dead_urls.take(pa.array(dead.astype(np.int64) - corpus.n_pages))
+    urls = corpus.dead_urls.take(dead.astype(np.int64) - corpus.n_pages)
     columns = {
-        "target": pa.array(dead, pa.uint32()),
+        "target": _plain(dead, pa.uint32()),
         "url": urls if urls.type == pa.string() else urls.cast(pa.string()),
-        "iteration": pa.array(crawl.fetched_in[~live], pa.uint32()),
-        "fetch_rank": pa.array(ranks[~live], pa.uint64()),
+        "iteration": _plain(crawl.fetched_in[~live], pa.uint32()),
+        "fetch_rank": _plain(ranks[~live], pa.uint64()),
     }
     if ghosts:
         rank = crawl.crawl_rank[~live]
@@ -250,6 +250,12 @@ class Trace:
                 f"the crawl {self.artifact.fingerprint} ({self.config['policy']}) has {there:,} {what} ({why}), but its first {wanted:,} "
                 "are wanted; " + ("use a smaller prefix or more seeds" if self.stop == "exhausted" else "raise the crawl's budget")
             )
+
+
+def _plain(values: NDArray[Any], dtype: pa.DataType) -> pa.Array:
+    """What pa.array(values, dtype) gives, which imports numpy.ma."""
+    held = np.ascontiguousarray(values, dtype=dtype.to_pandas_dtype())
+    return pa.Array.from_buffers(dtype, len(held), [None, pa.py_buffer(held)])
 
 
 def _nullable(values: NDArray[np.uint32], known: NDArray[np.bool_]) -> pa.Array:
