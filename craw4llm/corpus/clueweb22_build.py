@@ -36,7 +36,6 @@ from craw4llm.corpus.clueweb22_parts import (
     REJECTED,
     Part,
     Work,
-    distinct,
     link_batches,
     load_part,
     own_links,
@@ -48,7 +47,7 @@ from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, read_offsets
 from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS, NO_ID_LONG, NO_ID_SHORT, NULL_ID
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
-from craw4llm.corpus.npy import NpyWriter
+from craw4llm.corpus.npy import NpyWriter, distinct
 from craw4llm.crawl.hashing import hash_ids
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution

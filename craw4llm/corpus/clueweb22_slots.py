@@ -22,7 +22,7 @@ def format_ids(keys: Ints) -> list[str]:
     """Document ids of keys: craw4llm.corpus.clueweb22_files.format_id, for many."""
     ids = np.empty(len(keys), dtype=object)
     languages = keys // (FILES_PER_LANGUAGE * RECORDS_PER_FILE)
-    for language in np.unique(languages).tolist():
+    for language in sorted(set(languages.tolist())):
         chosen = np.flatnonzero(languages == language)
         name = f"clueweb22-{LANGUAGES[language]}0000-00-00000"
         text = np.tile(np.frombuffer(name.encode(), dtype=np.uint8), (len(chosen), 1))

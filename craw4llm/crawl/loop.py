@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from craw4llm.configs import KNOWLEDGE
+from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.bitset import BitSet
 from craw4llm.crawl.budget import Budget
@@ -275,7 +276,7 @@ class Crawler:
             self._depth[met] = self._depth[crawled[state["linked_by"]]] + 1
 
     def _all_met(self) -> Targets:
-        return np.unique(np.concatenate([*self._fetched, *self._met]))
+        return distinct(np.concatenate([*self._fetched, *self._met]))
 
     def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None, explore_share: float) -> Policy:
         n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]
@@ -561,7 +562,7 @@ class Crawler:
         if not len(self._host_seen):
             return
         hosts = self._corpus.host_ids[pages]
-        hosts = np.unique(hosts[~self._host_seen[hosts]])
+        hosts = distinct(hosts[~self._host_seen[hosts]])
         self._host_seen[hosts] = True
         self._n_hosts += len(hosts)
 

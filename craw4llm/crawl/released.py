@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.loop import NOBODY, Crawler, Iteration, Targets, distinct_targets, seen_first
 from craw4llm.crawl.seeds import Seeds
@@ -53,7 +54,7 @@ def sample_seeds(path: Path, corpus: Corpus, count: int, seed: int, *, ghosts: b
             "reads no text would crawl it; remove the line"
         )
     known = targets[targets >= 0]
-    if len(np.unique(known)) < len(known):
+    if len(distinct(known)) < len(known):
         raise InputError(f"seeds: {path} names a page more than once, which mode released would crawl and count twice; remove the repeats")
     if not len(known):
         raise InputError(f"seeds: none of the {count} lines sampled from {path} is a page of the corpus")

@@ -220,7 +220,9 @@ def _warnings(crawl: Crawl, policy: str, budget: Budget) -> list[str]:
         )
     popped = crawl.priority[int(np.count_nonzero(crawl.crawled_in == 0)) :]
     if len(popped) > 1 and policy != "breadth_first":
-        values, counts = np.unique(popped, return_counts=True)
+        ordered = np.sort(popped)  # NaN last, and one value like any other
+        begins = np.flatnonzero(np.concatenate([[True], (ordered[1:] != ordered[:-1]) & ~np.isnan(ordered[:-1])]))
+        values, counts = ordered[begins], np.diff(begins, append=len(ordered))
         if counts.max() > _MASS_TIE * len(popped):
             value = values[int(np.argmax(counts))]
             found.append(

@@ -37,6 +37,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
+from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import ArtifactError, InputError, StageError
 from craw4llm.execution import Execution
@@ -81,7 +82,7 @@ class Memo:
     def missing(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """The distinct pages that have no entry, ascending."""
         unknown = self._state[pages] == 0
-        return np.unique(pages[unknown]) if unknown.any() else pages[:0]
+        return distinct(pages[unknown]) if unknown.any() else pages[:0]
 
     def get(self, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
         """float32 scores and uint8 reasons of pages that have an entry."""
