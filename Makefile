@@ -43,8 +43,9 @@ $(READY): pyproject.toml requirements/lock.txt requirements/torch.txt
 	@echo "setting up .venv (once; about 2 GB)"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/torch.txt uv==0.13.9
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps -r requirements/lock.txt
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --compile-bytecode --no-deps -r requirements/lock.txt
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps -e .
+	@$(BIN)/python -m compileall -q craw4llm training
 	@touch $@
 
 # Writes requirements/lock.txt anew from pyproject.toml.

@@ -24,7 +24,6 @@ import os
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -298,14 +297,28 @@ def digest_of_files(files: list[dict[str, Any]]) -> str:
 def code_version() -> dict[str, str | None]:
     """Version of the package, and the commit where it runs from a checkout."""
     here = Path(craw4llm.__file__).resolve().parent
-    commit = None
-    if (here.parent / ".git").exists():
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
-                ["git", "-C", str(here.parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
-            )
-            commit = done.stdout.strip() or None
-    return {"version": craw4llm.__version__, "commit": commit}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return {"version": craw4llm.__version__, "commit": _commit(here.parent)}
+    return {"version": craw4llm.__version__, "commit": None}
+
+
+def _commit(checkout: Path) -> str | None:
+    """What HEAD points to, read from the files that git keeps (gitrepository-layout(5)); None outside a checkout."""
+    git = checkout / ".git"
+    if git.is_file():  # a worktree
+        git = checkout / git.read_text().partition("gitdir:")[2].strip()
+    elif not git.is_dir():
+        return None
+    head = (git / "HEAD").read_text().strip()
+    if not head.startswith("ref: "):
+        return head
+    name = head.removeprefix("ref: ")
+    shared = git / (git / "commondir").read_text().strip() if (git / "commondir").exists() else git
+    for folder in (git, shared):
+        if (folder / name).is_file():
+            return (folder / name).read_text().strip()
+    packed = (line.split() for line in (shared / "packed-refs").read_text().splitlines())
+    return next((words[0] for words in packed if words[1:] == [name]), None)
 
 
 def machine() -> dict[str, Any]:

@@ -9,6 +9,7 @@ import dataclasses
 import re
 from typing import ClassVar, Literal, get_args
 
+from craw4llm.corpus.clueweb22_files import check_streams
 from craw4llm.errors import ConfigError
 from craw4llm.fingerprint import External
 from craw4llm.stage import Config
@@ -193,6 +194,28 @@ class WarcArchive:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ClueWeb22:
+    """A ClueWeb22 folder as delivered (txt, outlink and, where counted, inlink); texts stay where they are.
+
+    streams: what the collection is: languages ("en", "zh_chs") or beginnings of streams ("en0": the released code's en00 to en09;
+        "en00": English of category B). Only these files are read, and links elsewhere leave the collection. (): all that is delivered.
+    links: "compiled" reads every record once, into page table and link graph. "in_place" reads nothing but the offsets: each page's links
+        are read when a crawl follows them. For one crawl of a small share of the pages; no in-degrees, no held-out pages, no dead links.
+    indegree: distinct linking pages of the collection ("links"), or the anchors in the inlink records ("inlink": repeats, self-links and
+        pages that were not delivered count, as in the released code).
+    targets: links are resolved by the document ids in them ("ids"), or by their URLs ("urls"); "auto": by ids where a first look finds
+        any. min_resolved: with a smaller share of links to pages or ids of the collection the build fails.
+    """
+
+    folder: External
+    streams: tuple[str, ...] = ()
+    links: Literal["compiled", "in_place"] = "compiled"
+    indegree: Literal["links", "inlink"] = "links"
+    targets: Literal["auto", "ids", "urls"] = "auto"
+    min_resolved: float = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class UrlRules:
     """What is one page, beyond the URL standard's canonical form (craw4llm.corpus.urls).
 
@@ -208,7 +231,8 @@ class UrlRules:
 class CorpusConfig(Config):
     """-> page table, texts, link graph, held-out ids.
 
-    source: a file or folder in one of the forms of docs/corpus.md; WarcArchive, an archive with its choices; or SyntheticWeb.
+    source: a file or folder in one of the forms of docs/corpus.md; WarcArchive or ClueWeb22, with their choices; or
+        SyntheticWeb.
     html: limits for reading one HTML page (HTML tree and WARC).
     columns: (name that the corpus uses, name in the source) for Parquet and JSON lines whose fields are called otherwise.
     heldout_fraction: share of the pages drawn by hash of their URL, before any policy: never crawlable, never selected.
@@ -227,7 +251,7 @@ class CorpusConfig(Config):
 
     stage: ClassVar[str] = "corpus"
     version: ClassVar[int] = 2
-    source: External | SyntheticWeb | WarcArchive
+    source: External | SyntheticWeb | WarcArchive | ClueWeb22
     html: HtmlLimits = HtmlLimits()
     columns: tuple[tuple[str, str], ...] = ()
     heldout_fraction: float = 0.01
@@ -267,6 +291,25 @@ class CorpusConfig(Config):
         unknown = {name for name, _ in self.columns} - set(get_args(Column))
         if unknown or len({name for name, _ in self.columns}) < len(self.columns):
             raise self.refuse("columns", f"pairs (name, name in the source), each name once, of {', '.join(get_args(Column))}")
+        if isinstance(self.source, ClueWeb22):
+            self._check_clueweb22(self.source)
+
+    def _check_clueweb22(self, source: ClueWeb22) -> None:
+        wrong = check_streams(source.streams)
+        if wrong is None and list(source.streams) != sorted(set(source.streams)):
+            wrong = f"{', '.join(source.streams)} are given; expected each once, in alphabetical order"
+        if wrong is not None:
+            raise ConfigError(f"corpus: streams: {wrong}")
+        if source.links not in ("compiled", "in_place") or source.indegree not in ("links", "inlink"):
+            raise self.refuse("source", "links compiled or in_place, indegree links or inlink")
+        if source.targets not in ("auto", "ids", "urls") or not 0 <= source.min_resolved <= 1:
+            raise self.refuse("source", "targets auto, ids or urls, and min_resolved from 0 to 1")
+        dead_or_held = self.heldout_fraction or self.dangling_links != "outside"
+        if source.links == "in_place" and (dead_or_held or source.indegree != "links" or source.targets == "urls"):
+            raise ConfigError(
+                "corpus: links='in_place' knows no held-out pages, dead links or in-degrees and resolves by ids alone; give "
+                "heldout_fraction=0, dangling_links='outside', indegree='links', or links='compiled'"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,8 +373,10 @@ class ScorerConfig(Config):
             raise self.refuse("route", "library, exact or projected for a fastText model, library for other scorers")
         if self.reading not in ("clean", "released", "released_normalized"):
             raise self.refuse("reading", "clean, released or released_normalized")
-        if self.reading != "clean" and (self.route != "library" or not self.kind.endswith("fasttext")):
-            raise self.refuse("reading", "clean, but for a fastText model with the route library")
+        if self.reading != "clean" and not self.kind.endswith("fasttext"):
+            raise self.refuse("reading", "clean, but for a fastText model")
+        if self.reading == "released_normalized" and self.route != "library":
+            raise self.refuse("reading", "clean or released, but for the route library")
 
     def check_inputs(self, names: frozenset[str]) -> None:
         needs: set[str] = set()

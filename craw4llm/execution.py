@@ -15,9 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TextIO
-
-from tqdm import tqdm
+from typing import Any, Literal, TextIO
 
 LINE_EVERY_S = 5.0
 
@@ -84,12 +82,14 @@ class Progress:
         self.done = 0
         self._report = report
         self._stream = stream or sys.stderr
-        self._bar: tqdm | None = None
+        self._bar: Any = None
         self._started = self._said = 0.0
 
     def __enter__(self) -> "Progress":
         self._started = self._said = time.monotonic()
         if self._report is None and self._stream.isatty():
+            from tqdm import tqdm  # where nobody looks at a bar, its import is a good part of a short run
+
             self._bar = tqdm(total=self.total, desc=self.what, unit=self.unit, unit_scale=True, file=self._stream, leave=False)
         return self
 

@@ -9,7 +9,8 @@ fetched once, into the cache that `HF_HOME` names, and taken from there ever aft
 not the name, is the identity.
 
 A file's digest is the SHA-256 of its bytes. A folder's is the SHA-256 of one line per regular file below it, sorted by path:
-`<sha256>  <relative path>`. The memory belongs to execution: deleting it costs one more read of the files.
+`<sha256>  <relative path>`. A ClueWeb22 folder is told by names, sizes and
+offsets (craw4llm.corpus.clueweb22_files). The memory belongs to execution: deleting it costs one more read of the files.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ import os
 import re
 from pathlib import Path
 
+from craw4llm.corpus.clueweb22_files import digest, is_clueweb22, stamp
 from craw4llm.errors import InputError
 from craw4llm.fingerprint import External
 
@@ -82,6 +84,8 @@ class ExternalDigests:
                 f"{external.name}: {external.path} does not exist (looked in {Path.cwd()}); give the path of the {external.name}"
             )
         try:
+            if is_clueweb22(path):
+                return self._clueweb22(path)
             if path.is_dir():
                 return self._folder(path, external)
             return self._file(path)
@@ -106,6 +110,13 @@ class ExternalDigests:
         key = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}"
         if key not in self._known:
             self._known[key] = sha256_file(path)
+            self._changed = True
+        return self._known[key]
+
+    def _clueweb22(self, path: Path) -> str:
+        key = f"{path.resolve()}|ClueWeb22|{stamp(path)}"
+        if key not in self._known:
+            self._known[key] = digest(path)
             self._changed = True
         return self._known[key]
 

@@ -26,8 +26,6 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from craw4llm.artifact import Artifact, Store, storage_errors
 from craw4llm.errors import ArtifactError, ConfigError, Craw4LLMError, InputError, StageError
 from craw4llm.execution import Execution
@@ -341,11 +339,13 @@ class _Board:
     def __init__(self, total: int, say: Say | None) -> None:
         self.total, self.done = total, 0
         self._say = say or (self._write if sys.stderr.isatty() else _print)
-        self._bar: tqdm | None = None
+        self._bar: Any = None
         self._began: dict[str, float] = {}
 
     def __enter__(self) -> "_Board":
         if sys.stderr.isatty():
+            from tqdm import tqdm
+
             self._bar = tqdm(total=self.total, desc="stages", unit="stage", file=sys.stderr)
         return self
 
@@ -372,6 +372,8 @@ class _Board:
             self._say(f"  {node_id}: {text}")
 
     def _write(self, text: str) -> None:
+        from tqdm import tqdm
+
         tqdm.write(text, file=sys.stderr)
 
 

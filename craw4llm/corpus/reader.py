@@ -9,10 +9,10 @@ Arrays are memory-mapped: opening a corpus reads only the page table's columns t
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,13 +22,23 @@ from craw4llm.corpus.anchors import OFFSETS as ANCHOR_OFFSETS
 from craw4llm.corpus.anchors import TEXTS as ANCHOR_TEXTS
 from craw4llm.corpus.anchors import AnchorReader
 from craw4llm.corpus.gather import RowReader
-from craw4llm.corpus.urls import canonical_url
+
+CLUEWEB22 = "clueweb22.json"  # the file that an artifact has whose texts are in a ClueWeb22 folder
 
 _ZSTD = pa.Codec("zstd")
 
 
 class Corpus:
     """A corpus artifact, opened for reading. Ids below `n_pages` are pages, from there to `n_targets` dead links."""
+
+    has_document_ids = False  # whether every page and dead link has a document id, which `find` knows and `document_ids` gives
+
+    def __new__(cls, artifact: Artifact) -> "Corpus":
+        if cls is Corpus and (artifact.path / CLUEWEB22).exists():
+            from craw4llm.corpus.clueweb22_corpus import ClueWeb22Corpus
+
+            return super().__new__(ClueWeb22Corpus)
+        return super().__new__(cls)
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -54,6 +64,11 @@ class Corpus:
         """Names of the hosts, in the order of `host_ids`."""
         return self._host_dictionary.dictionary.to_pylist()
 
+    @property
+    def n_hosts(self) -> int:
+        """Number of hosts; 0 where a corpus does not know its pages' hosts."""
+        return len(self.hosts)
+
     @cached_property
     def host_ids(self) -> NDArray[np.int32]:
         """int32[n_pages]: index into `hosts`."""
@@ -61,6 +76,8 @@ class Corpus:
 
     @cached_property
     def _host_dictionary(self) -> pa.DictionaryArray:
+        import pyarrow.compute as pc
+
         return pc.dictionary_encode(self.column("host").combine_chunks())
 
     @cached_property
@@ -75,6 +92,8 @@ class Corpus:
 
     @cached_property
     def _domain_dictionary(self) -> pa.DictionaryArray:
+        import pyarrow.compute as pc
+
         return pc.dictionary_encode(self.column("domain").combine_chunks())
 
     @cached_property
@@ -127,6 +146,31 @@ class Corpus:
         path = self.artifact.file("text.zst")
         data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, dtype=np.uint8)
         return np.load(self.artifact.file("text_offsets.npy"), mmap_mode="r"), data
+
+    def without_record(self, targets: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """bool[len(targets)]: pages that links and numbers tell of, but whose record is empty (ClueWeb22)."""
+        return np.zeros(len(targets), dtype=np.bool_)
+
+    @property
+    def dead_places(self) -> NDArray[np.uint32]:
+        """uint32[n_targets - n_pages], ascending: each dead link's place in the order of canonical URLs (UTF-8 bytes) of all targets."""
+        import pyarrow.compute as pc
+
+        order = pc.sort_indices(pa.chunked_array([self.urls, self.dead_urls])).to_numpy()
+        return np.flatnonzero(order >= self.n_pages).astype(np.uint32)
+
+    def names(self, pages: ArrayLike) -> list[str]:
+        """What pages are called in draws by hash: their canonical URLs."""
+        return list(self.urls.take(pa.array(np.asarray(pages))).to_pylist())
+
+    def source_row(self, page: int) -> dict[str, Any]:
+        """What the source says of a page: source, doc_id, language, canonical, signals, and whether its text was cut."""
+        names = ("source", "doc_id", "language", "canonical", "signals", "cut")
+        return {name: self.column(name)[page].as_py() for name in names}
+
+    def document_ids(self, targets: ArrayLike) -> list[str]:
+        """Document ids of pages and dead links, where `has_document_ids`."""
+        raise NotImplementedError(f"the corpus {self.artifact.fingerprint} has no document ids")
 
     def url(self, target: int) -> str:
         """Canonical URL of a page or dead link."""
@@ -188,6 +232,8 @@ class Corpus:
 
     def canonical(self, url: str) -> str | None:
         """The spelling of a URL in this corpus, by its own `url_rules`; None for what is no web page's URL."""
+        from craw4llm.corpus.urls import canonical_url  # brings the list of public suffixes
+
         return canonical_url(url, rules=self._rules)
 
     @cached_property
@@ -196,11 +242,24 @@ class Corpus:
 
     def find_doc_ids(self, doc_ids: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(doc_ids)]: pages that the source calls so, the first of several, -1 for ids that the corpus does not have."""
+        import pyarrow.compute as pc
+
         found = pc.index_in(pa.array(doc_ids, type=pa.string()), value_set=self.doc_ids)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(urls)]: page ids of URLs (any spelling of the canonical one), -1 for those not in the corpus."""
+        import pyarrow.compute as pc
+
         wanted = pa.array([self.canonical(url) or "" for url in urls], type=pa.string())
         found = pc.index_in(wanted, value_set=self.urls)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def find_targets(self, urls: Sequence[str]) -> NDArray[np.int64]:
+        """As `find`, with the targets of dead links."""
+        import pyarrow.compute as pc
+
+        found = self.find(urls)
+        dead = pc.index_in(pa.array([self.canonical(url) or "" for url in urls], type=pa.string()), value_set=self.dead_urls)
+        rows = pc.fill_null(dead, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.where((found < 0) & (rows >= 0), self.n_pages + rows, found)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact, Store
+from craw4llm.corpus.clueweb22_corpus import ClueWeb22Corpus
 from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.records import REASONS, LinkFlag, Signal
@@ -53,6 +54,13 @@ def find_corpora(name: str, root: Path) -> list[Artifact]:
 
 def describe(corpus: Corpus, seeds: Path | None = None) -> str:
     """Text of some 30 lines. seeds: a seed file; without one, seeds are drawn as a crawl draws them by default."""
+    if isinstance(corpus, ClueWeb22Corpus) and corpus.in_place:
+        artifact = corpus.artifact
+        return (
+            f"corpus {artifact.fingerprint}  {artifact.path}\n  {artifact.manifest['notes']['origin']}, links read in place\n"
+            f"records    {corpus.n_pages:,}, of them {artifact.count('pages_without_record'):,} empty; nothing else is known before "
+            "it is read (links='compiled' reads all)"
+        )
     return "\n".join(_lines(corpus, seeds))
 
 
@@ -108,6 +116,12 @@ class _Table:
         self.hosts: Counter[str] = Counter()
         self.languages: Counter[str] = Counter()
         self.canonical = self.elsewhere = 0
+        if isinstance(corpus, ClueWeb22Corpus):
+            pages = np.bincount(corpus.host_ids, minlength=len(corpus.hosts)).tolist()
+            self.hosts.update({name or "not known": count for name, count in zip(corpus.hosts, pages, strict=True)})
+            self.languages.update(corpus.languages())
+            self.signals = np.empty(0, dtype=np.uint16)
+            return
         signals = [np.empty(0, dtype=np.uint16)]
         file = pq.ParquetFile(corpus.artifact.file("pages.parquet"))
         for g in range(file.num_row_groups):
@@ -125,7 +139,7 @@ class _Table:
 
 def page_lines(corpus: Corpus, page: int) -> list[str]:
     """A page: what its source says, its text's beginning, its links out and in."""
-    row = {name: corpus.column(name)[page].as_py() for name in ("source", "doc_id", "language", "canonical", "signals", "cut")}
+    row = corpus.source_row(page)
     facts = [f"source {row['source']}"]
     facts += [
         f"{label} {row[name]}" for name, label in (("doc_id", "id"), ("language", "language"), ("canonical", "canonical")) if row[name]

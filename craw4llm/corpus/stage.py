@@ -8,6 +8,7 @@
 | a JSON lines file, a folder of them | craw4llm.corpus.jsonl |
 | a folder with nodes.parquet and edges.parquet | craw4llm.corpus.edges |
 | a BVGraph (.graph, .properties), a Parquet file with the integers source and target | craw4llm.corpus.graph_only |
+| a folder with txt and outlink: ClueWeb22 | craw4llm.corpus.clueweb22_build |
 | a folder with web.json, kind "html_tree" | craw4llm.corpus.html_tree |
 | a folder with web.json, kind "synthetic"; SyntheticWeb | craw4llm.corpus.synthetic |
 | a .warc or .wet file (also .gz), a folder with such files; WarcArchive | craw4llm.corpus.warc |
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from craw4llm.artifact import Artifact, Result
-from craw4llm.configs import CorpusConfig, HtmlLimits, SyntheticWeb, WarcArchive
+from craw4llm.configs import ClueWeb22, CorpusConfig, HtmlLimits, SyntheticWeb, WarcArchive
 from craw4llm.corpus import jsonl
 from craw4llm.corpus.build import build, build_part
+from craw4llm.corpus.clueweb22_files import count_records, is_clueweb22
 from craw4llm.corpus.edges import is_linked, open_linked
 from craw4llm.corpus.extraction import DEFAULT_LIMITS
 from craw4llm.corpus.graph_only import GraphSource, build_graph, has_edges, open_bvgraph, open_edges
@@ -31,11 +33,12 @@ from craw4llm.corpus.synthetic import open_synthetic
 from craw4llm.corpus.warc import is_archive, list_archive, open_warc
 from craw4llm.errors import InputError
 from craw4llm.execution import Execution
+from craw4llm.externals import locate
 from craw4llm.fingerprint import External
 
 SUPPORTED = (
     "a Parquet or JSON lines file (url, text, outlinks) or a folder of such files, a folder with web.json (an HTML tree), "
-    "WARC files, "
+    "a ClueWeb22 folder (txt, outlink), WARC files, "
     "a link graph (BVGraph, nodes.parquet with edges.parquet), or the synthetic web"
 )
 
@@ -55,6 +58,12 @@ RESUMES = True
 
 
 def run(config: CorpusConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
+    clueweb22 = clueweb22_of(config.source)
+    if clueweb22 is not None:
+        from craw4llm.corpus import clueweb22_build
+
+        return clueweb22_build.build(clueweb22, out, config, execution)
+    assert not isinstance(config.source, ClueWeb22)
     source = open_source(config.source, config.columns, config.html)
     if isinstance(source, GraphSource):
         built, more = build_graph(source, out, config, execution), {}
@@ -66,11 +75,28 @@ def run(config: CorpusConfig, inputs: Mapping[str, Artifact], out: Path, executi
 
 def run_part(config: CorpusConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution, *, part: int, of: int) -> str:
     """Prepares a share of the source, for the run that builds the artifact. Returns a sentence on what was done."""
+    clueweb22 = clueweb22_of(config.source)
+    if clueweb22 is not None:
+        from craw4llm.corpus import clueweb22_build
+
+        return f"{clueweb22_build.build_part(clueweb22, out, config, execution, part=part, of=of):,} records read"
+    assert not isinstance(config.source, ClueWeb22)
     source = open_source(config.source, config.columns, config.html)
     if isinstance(source, GraphSource):
         return "a graph without texts has no parts; the run that builds it does all of the work"
     records = build_part(source, out, config, execution, part=part, of=of)
     return f"{records:,} records prepared"
+
+
+def clueweb22_of(source: External | SyntheticWeb | WarcArchive | ClueWeb22) -> ClueWeb22 | None:
+    """The ClueWeb22 folder that a source is, with the choices that it gives; None for another source."""
+    if isinstance(source, ClueWeb22):
+        if not is_clueweb22(locate(source.folder)):
+            raise InputError(f"corpus: {source.folder.path} has no folders txt and outlink; expected ClueWeb22 as delivered")
+        return source
+    if isinstance(source, External) and is_clueweb22(Path(source.path)):
+        return ClueWeb22(folder=source)
+    return None
 
 
 def open_source(
@@ -104,8 +130,6 @@ def open_source(
 def _open_folder(path: Path, columns: Sequence[tuple[str, str]], html: HtmlLimits) -> Source | GraphSource:
     if (path / WEB_JSON).is_file():
         return open_web(path, html)
-    if (path / "txt").is_dir() and (path / "outlink").is_dir():
-        raise _not_supported(path, "ClueWeb22")
     if is_linked(path):
         return open_linked(path)
     graphs = sorted(path.glob("*.graph"))
@@ -123,6 +147,10 @@ def _open_folder(path: Path, columns: Sequence[tuple[str, str]], html: HtmlLimit
 
 def estimate(config: CorpusConfig, inputs: Mapping[str, Any]) -> dict[str, tuple[float | int | None, str]]:
     """What is known before the build: the records of the source."""
+    clueweb22 = clueweb22_of(config.source)
+    if clueweb22 is not None:
+        return {"records": (count_records(locate(clueweb22.folder), clueweb22.streams), "records")}
+    assert not isinstance(config.source, ClueWeb22)
     return {"records": (open_source(config.source, config.columns, config.html).records, "records")}
 
 

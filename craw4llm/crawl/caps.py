@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from craw4llm.corpus.reader import Corpus
-from craw4llm.corpus.urls import domain_of, host_of
 
 Targets = NDArray[np.uint32]
 Groups = NDArray[np.int32]
@@ -22,7 +21,9 @@ class Caps:
     """per_host, per_domain: pages; None: no cap."""
 
     def __init__(self, corpus: Corpus, *, per_host: int | None, per_domain: int | None) -> None:
-        dead_hosts = [host_of(url) for url in corpus.dead_urls.to_pylist()]
+        from craw4llm.corpus.urls import domain_of, host_of  # brings the list of public suffixes
+
+        dead_hosts = [host_of(url) if "/" in url else url for url in corpus.dead_urls.to_pylist()]  # a document id has no host
         self._caps: list[tuple[Groups, NDArray[np.int64], int]] = []
         if per_host is not None:
             self._caps.append(self._cap(corpus.hosts, corpus.host_ids, dead_hosts, per_host))

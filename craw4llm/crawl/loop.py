@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from craw4llm.configs import KNOWLEDGE
+from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.bitset import BitSet
 from craw4llm.crawl.budget import Budget
@@ -68,7 +69,7 @@ class Iteration:
     heldout_links: int = 0
     mean_score_crawled: float | None = None
     mean_score_discovered: float | None = None
-    hosts: int = 0
+    hosts: int | None = 0  # None: the corpus does not know its pages' hosts
 
 
 @dataclass(kw_only=True)
@@ -149,7 +150,7 @@ class Crawler:
         # What waits no longer: links to it are not followed. Without moving priorities nor are those to what waits.
         self._closed = BitSet(n) if self._policy.moves else self._seen
         self._depth = np.zeros(n, dtype=np.uint32) if isinstance(self._policy, Learner) else None
-        self._host_seen = np.zeros(len(corpus.hosts), dtype=np.bool_)
+        self._host_seen = np.zeros(corpus.n_hosts, dtype=np.bool_)
         self._n_hosts = 0
         self._fetched: list[Targets] = []
         # The crawl rank of the page that first linked to each: for look-ahead of what was fetched, else of what was met.
@@ -191,7 +192,7 @@ class Crawler:
             else:
                 goes_on = self._go_on(row)
             row.frontier = len(self._frontier)
-            row.hosts = self._n_hosts
+            row.hosts = self._n_hosts if len(self._host_seen) else None
             if progress is not None:
                 progress.update(self._progress - before, note=_note(row))
             if self._done:
@@ -275,7 +276,7 @@ class Crawler:
             self._depth[met] = self._depth[crawled[state["linked_by"]]] + 1
 
     def _all_met(self) -> Targets:
-        return np.unique(np.concatenate([*self._fetched, *self._met]))
+        return distinct(np.concatenate([*self._fetched, *self._met]))
 
     def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None, explore_share: float) -> Policy:
         n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]
@@ -558,8 +559,10 @@ class Crawler:
             self._score_count += count
 
     def _count_hosts(self, pages: Targets) -> None:
+        if not len(self._host_seen):
+            return
         hosts = self._corpus.host_ids[pages]
-        hosts = np.unique(hosts[~self._host_seen[hosts]])
+        hosts = distinct(hosts[~self._host_seen[hosts]])
         self._host_seen[hosts] = True
         self._n_hosts += len(hosts)
 

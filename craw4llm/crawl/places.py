@@ -9,8 +9,6 @@ instead of 8 bytes a target.
 """
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from craw4llm.corpus.reader import Corpus
@@ -25,9 +23,8 @@ class Places:
         self._n_pages = corpus.n_pages
         self.trivial = corpus.n_targets == corpus.n_pages
         if not self.trivial:
-            order = pc.sort_indices(pa.chunked_array([corpus.urls, corpus.dead_urls])).to_numpy()
             # uint32, ascending: the place of each dead link, and how many pages are before each
-            self._dead = np.flatnonzero(order >= corpus.n_pages).astype(np.uint32)
+            self._dead = corpus.dead_places
             self._before = self._dead - np.arange(len(self._dead), dtype=np.uint32)
 
     def of(self, targets: Numbers) -> Numbers:

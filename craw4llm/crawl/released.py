@@ -13,20 +13,18 @@ What differs from mode `paper` (spec: its sections 1.2 and 3.2):
 
 The fastText score is the released one where the scorer's config says reading="released" (craw4llm.scoring.released). In-degrees count
 anchors (repeats and self-links included) in the released code; the link graph of a corpus holds each pair once, so for equal lists the
-input `rank` must give the counts. The order of the released random policy depends on Python's hash seed: its speed can be compared,
-its pages cannot.
+corpus counts them (ClueWeb22 with indegree="inlink"), or the input `rank` gives the counts. The order of the released random
+policy depends on Python's hash seed: its speed can be compared, its pages cannot.
 """
 
 import random
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
-from craw4llm.corpus.urls import canonical_url
 from craw4llm.crawl.loop import NOBODY, Crawler, Iteration, Targets, distinct_targets, seen_first
 from craw4llm.crawl.seeds import Seeds
 from craw4llm.errors import ConfigError, InputError
@@ -47,13 +45,8 @@ def sample_seeds(path: Path, corpus: Corpus, count: int, seed: int, *, ghosts: b
             f"seeds: {path} has {len(lines)} lines; mode released samples batch_pages = {count} of them, so give at least as many"
         )
     drawn = random.Random(seed).sample(list(enumerate(lines, 1)), count)
-    urls = [canonical_url(line) or "" for _, line in drawn]
-    targets = corpus.find(urls)
-    dead = pc.index_in(pa.array(urls, type=pa.string()), value_set=corpus.dead_urls)
-    dead_rows = pc.fill_null(dead, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    is_ghost = (targets < 0) & (dead_rows >= 0)
-    if ghosts:
-        targets = np.where(is_ghost, corpus.n_pages + dead_rows, targets)
+    names = [line for _, line in drawn]
+    targets = corpus.find_targets(names) if ghosts else corpus.find(names)
     unknown = [entry for entry, target in zip(drawn, targets.tolist(), strict=True) if target < 0]
     if ghosts and unknown:
         raise InputError(
@@ -61,7 +54,7 @@ def sample_seeds(path: Path, corpus: Corpus, count: int, seed: int, *, ghosts: b
             "reads no text would crawl it; remove the line"
         )
     known = targets[targets >= 0]
-    if len(np.unique(known)) < len(known):
+    if len(distinct(known)) < len(known):
         raise InputError(f"seeds: {path} names a page more than once, which mode released would crawl and count twice; remove the repeats")
     if not len(known):
         raise InputError(f"seeds: none of the {count} lines sampled from {path} is a page of the corpus")
@@ -101,7 +94,7 @@ class ReleasedCrawler(Crawler):
         if self._look_ahead:
             order = np.argsort(self._places.of(targets))
             self._fetch(row, targets[order], linked_by[order])
-            live = targets < self._corpus.n_pages
+            live = (targets < self._corpus.n_pages) & ~self._corpus.without_record(targets)  # to the released code both are missing
             targets, place = targets[live], place[live]
         else:
             self._met.append(targets)

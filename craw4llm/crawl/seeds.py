@@ -93,7 +93,7 @@ def _first_by_hash(corpus: Corpus, pages: NDArray[np.int64], seed_set: int, coun
     kept, hashes = np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.uint64)
     for start in range(0, len(pages), _HASH_STEP):
         part = pages[start : start + _HASH_STEP]
-        data = b"".join(hash_text(seed_set, url) for url in corpus.urls.take(part).to_pylist())
+        data = b"".join(hash_text(seed_set, name) for name in corpus.names(part))
         kept = np.concatenate([kept, part])
         hashes = np.concatenate([hashes, np.frombuffer(data, dtype=">u8").astype(np.uint64).reshape(-1, 2)])
         if len(kept) > 2 * count + _HASH_STEP or start + _HASH_STEP >= len(pages):

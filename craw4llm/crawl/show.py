@@ -43,7 +43,7 @@ def describe(trace: Trace) -> str:
     lines = [
         f"crawl {artifact.fingerprint}  policy {trace.config['policy']}  batches of {trace.config['batch_pages']}  stop: {trace.stop}",
         f"crawled {trace.n_crawled:,} pages, {trace.n_fetches:,} fetches, {artifact.count('dead_links'):,} of them dead links; "
-        f"discovered {artifact.count('discovered'):,}; hosts {rows[-1]['hosts']:,}",
+        f"discovered {artifact.count('discovered'):,}; hosts {_count(rows[-1]['hosts'])}",
         *(f"warning: {text}" for text in artifact.manifest["notes"].get("warnings", [])),
         "",
     ]
@@ -53,7 +53,7 @@ def describe(trace: Trace) -> str:
         row = rows[k]
         values = [row["iteration"], crawled[k], fetches[k], row["discovered"], row["frontier"], row["links"], row["hosts"]]
         scores = [row["mean_score_discovered"], row["mean_score_crawled"]]
-        lines.append("  ".join([*(f"{int(v):>11,}" for v in values), *(f"{'-' if s is None else f'{s:.4f}':>11}" for s in scores)]))
+        lines.append("  ".join([*(f"{_count(v):>11}" for v in values), *(f"{'-' if s is None else f'{s:.4f}':>11}" for s in scores)]))
     lines += ["", *_plot(crawled, {"o": [r["mean_score_crawled"] for r in rows], ".": [r["mean_score_discovered"] for r in rows]})]
     return "\n".join(lines)
 
@@ -90,12 +90,12 @@ def compare(one: Trace, other: Trace) -> str:
     sizes = [step for step in _STEPS if step < shorter] + [shorter]
     for size in sizes:
         a, b = first.crawled[:size], second.crawled[:size]
-        hosts = [set(corpus.host_ids[ids].tolist()) for ids in (a, b)]
+        hosts = [set(corpus.host_ids[ids].tolist()) if corpus.n_hosts else None for ids in (a, b)]
+        known = [len(hosts[0]), len(hosts[1]), len(hosts[0] & hosts[1])] if hosts[0] is not None and hosts[1] is not None else [None] * 3
         common = len(np.intersect1d(a, b))
         means = [_mean(prefix.crawled_scores, size) for prefix in (first, second)]
         lines.append(
-            f"{size:>13,}  {common:>9,}  {common / size:>6.1%}  {len(hosts[0]):>8,}  {len(hosts[1]):>8,}  {len(hosts[0] & hosts[1]):>8,}  "
-            f"{means[0]:>8}  {means[1]:>8}"
+            f"{size:>13,}  {common:>9,}  {common / size:>6.1%}  {'  '.join(f'{_count(n):>8}' for n in known)}  {means[0]:>8}  {means[1]:>8}"
         )
     fetched = len(np.intersect1d(first.fetched, second.fetched))
     lines += ["", f"pages fetched: A {len(first.fetched):,}, B {len(second.fetched):,}, both {fetched:,}"]
@@ -148,6 +148,10 @@ def _plot(x: NDArray[Any], series: dict[str, Sequence[float | None]]) -> Iterato
         yield f"{label:>9} |{''.join(row)}"
     yield f"{'':>9} +{'-' * _PLOT_COLUMNS}"
     yield f"{'':>11}0{int(x[-1]):>{_PLOT_COLUMNS - 1},} pages crawled    o mean score of the pages crawled, . discovered"
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{int(number):,}"
 
 
 def _mean(scores: NDArray[np.float32] | None, size: int) -> str:

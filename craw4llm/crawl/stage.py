@@ -63,7 +63,7 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             batch_pages=config.batch_pages,
             rng_seed=config.rng_seed,
             explore_share=config.explore_share,
-            rank=_released_indegree(inputs, corpus, execution) if released else _rank(config.policy, inputs, corpus),
+            rank=_released_indegree(config, inputs, corpus, execution) if released else _rank(config.policy, inputs, corpus),
             tokens=_tokens_of(lengths) if lengths is not None else None,
             caps=Caps(corpus, per_host=config.pages_per_host, per_domain=config.pages_per_domain) if capped else None,
             restart_seeds=config.restart_seeds,
@@ -180,8 +180,15 @@ def _require_released_scores(config: CrawlConfig, inputs: Mapping[str, Artifact]
         raise ConfigError("crawl: mode released orders by the released code's fastText scores; give its scorer reading='released'")
 
 
-def _released_indegree(inputs: Mapping[str, Artifact], corpus: Corpus, execution: Execution) -> NDArray[np.float32]:
-    """float32[n_targets]: counts of the input `rank` (a page that it does not know has 0), else the corpus' in-degrees; a ghost has 0."""
+def _released_indegree(
+    config: CrawlConfig, inputs: Mapping[str, Artifact], corpus: Corpus, execution: Execution
+) -> NDArray[np.float32] | None:
+    """float32[n_targets]: counts of the input `rank` (a page that it does not know has 0), else the corpus' in-degrees; a ghost has 0.
+
+    None where the policy asks for none. ClueWeb22 with indegree="inlink" counts anchors, as the released code does.
+    """
+    if config.policy != "indegree":
+        return None
     counts = np.zeros(corpus.n_targets, dtype=np.float32)
     if "rank" in inputs:
         with PageScores(corpus.artifact, inputs["rank"], execution) as given:
@@ -213,7 +220,9 @@ def _warnings(crawl: Crawl, policy: str, budget: Budget) -> list[str]:
         )
     popped = crawl.priority[int(np.count_nonzero(crawl.crawled_in == 0)) :]
     if len(popped) > 1 and policy != "breadth_first":
-        values, counts = np.unique(popped, return_counts=True)
+        ordered = np.sort(popped)  # NaN last, and one value like any other
+        begins = np.flatnonzero(np.concatenate([[True], (ordered[1:] != ordered[:-1]) & ~np.isnan(ordered[:-1])]))
+        values, counts = ordered[begins], np.diff(begins, append=len(ordered))
         if counts.max() > _MASS_TIE * len(popped):
             value = values[int(np.argmax(counts))]
             found.append(

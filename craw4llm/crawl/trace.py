@@ -8,7 +8,7 @@ Columns: docs/artifacts.md, "crawl". A crawl with a smaller budget is a prefix o
 at the largest budget serves every smaller one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,35 +63,55 @@ def write_trace(
     crawled_in = np.zeros(len(pages), dtype=np.uint32)
     crawled_in[crawled] = crawl.crawled_in[crawl_rank[crawled]]
     columns = {
-        "page": pa.array(pages, pa.uint32()),
-        "iteration": pa.array(crawl.fetched_in[live], pa.uint32()),
-        "fetch_rank": pa.array(ranks[live], pa.uint64()),
-        "crawl_rank": pa.array(crawl_rank, pa.uint32(), mask=~crawled),
-        "crawl_iteration": pa.array(crawled_in, pa.uint32(), mask=~crawled),
-        "parent": pa.array(crawl.parent[live], pa.uint32(), mask=depth == 0),
-        "depth": pa.array(depth, pa.uint32()),
-        "priority": pa.array(crawl.fetched_priority[live], pa.float32()),
-        "score": pa.nulls(len(pages), pa.float32()) if scores is None else pa.array(scores, pa.float32()),
-        **{f"score_{name}": pa.array(column, pa.float32()) for name, column in (others or {}).items()},
+        "page": _plain(pages, pa.uint32()),
+        "iteration": _plain(crawl.fetched_in[live], pa.uint32()),
+        "fetch_rank": _plain(ranks[live], pa.uint64()),
+        "crawl_rank": _nullable(crawl_rank, crawled),
+        "crawl_iteration": _nullable(crawled_in, crawled),
+        "parent": _nullable(crawl.parent[live], depth != 0),
+        "depth": _plain(depth, pa.uint32()),
+        "priority": _plain(crawl.fetched_priority[live], pa.float32()),
+        "score": pa.nulls(len(pages), pa.float32()) if scores is None else _plain(scores, pa.float32()),
+        **{f"score_{name}": _plain(column, pa.float32()) for name, column in (others or {}).items()},
     }
     if crawl.crawled_tokens is not None:
         tokens = np.zeros(len(pages), dtype=np.uint32)
         tokens[crawled] = crawl.crawled_tokens[crawl_rank[crawled]]
-        columns["tokens"] = pa.array(tokens, pa.uint32(), mask=~crawled)
+        columns["tokens"] = _nullable(tokens, crawled)
     _write(pa.table(columns), out / "pages.parquet")
     dead = crawl.fetched[~live]
-    urls = corpus.dead_urls.take(pa.array(dead.astype(np.int64) - corpus.n_pages))
+    urls = corpus.dead_urls.take(dead.astype(np.int64) - corpus.n_pages)
     columns = {
-        "target": pa.array(dead, pa.uint32()),
-        "url": urls.cast(pa.string()),
-        "iteration": pa.array(crawl.fetched_in[~live], pa.uint32()),
-        "fetch_rank": pa.array(ranks[~live], pa.uint64()),
+        "target": _plain(dead, pa.uint32()),
+        "url": urls if urls.type == pa.string() else urls.cast(pa.string()),
+        "iteration": _plain(crawl.fetched_in[~live], pa.uint32()),
+        "fetch_rank": _plain(ranks[~live], pa.uint64()),
     }
     if ghosts:
         rank = crawl.crawl_rank[~live]
-        columns["crawl_rank"] = pa.array(rank, pa.uint32(), mask=rank == NOBODY)
+        columns["crawl_rank"] = _nullable(rank, rank != NOBODY)
     _write(pa.table(columns), out / "dead_links.parquet")
     _write(pa.Table.from_pylist([asdict(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
+
+
+def crawled_by_iteration(artifact: Artifact) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    """(iteration, targets in crawl order) of every iteration of a crawl that crawled any; targets without a page are among them in mode
+    `released`."""
+    sizes = pq.ParquetFile(artifact.file("iterations.parquet")).read(["crawled"]).column(0).to_numpy()
+    ends = np.cumsum(sizes)
+    targets = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint32)
+    for name, column in (("pages.parquet", "page"), ("dead_links.parquet", "target")):
+        path = artifact.file(name)
+        stored = pq.ParquetFile(path)  # pq.read_table brings the datasets of pyarrow with it
+        if "crawl_rank" in stored.schema_arrow.names:
+            table = stored.read([column, "crawl_rank"])
+            ranks = table.column("crawl_rank").combine_chunks()
+            numbers = ranks.to_numpy(zero_copy_only=False).astype(np.float64)  # null as NaN; pyarrow's own way brings pyarrow.compute along
+            is_crawled = ~np.isnan(numbers)
+            targets[numbers[is_crawled].astype(np.int64)] = table.column(column).to_numpy()[is_crawled]
+    for iteration, (end, size) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
+        if size:
+            yield iteration, targets[end - size : end]
 
 
 @dataclass(frozen=True)
@@ -230,6 +250,19 @@ class Trace:
                 f"the crawl {self.artifact.fingerprint} ({self.config['policy']}) has {there:,} {what} ({why}), but its first {wanted:,} "
                 "are wanted; " + ("use a smaller prefix or more seeds" if self.stop == "exhausted" else "raise the crawl's budget")
             )
+
+
+def _plain(values: NDArray[Any], dtype: pa.DataType) -> pa.Array:
+    """What pa.array(values, dtype) gives, which imports numpy.ma."""
+    held = np.ascontiguousarray(values, dtype=dtype.to_pandas_dtype())
+    return pa.Array.from_buffers(dtype, len(held), [None, pa.py_buffer(held)])
+
+
+def _nullable(values: NDArray[np.uint32], known: NDArray[np.bool_]) -> pa.Array:
+    """uint32 with nulls where not `known`: what pa.array(values, mask=~known) gives, which imports numpy.ma."""
+    kept = np.where(known, values, np.uint32(0)).astype(np.uint32, copy=False)
+    bits = np.packbits(known, bitorder="little")
+    return pa.Array.from_buffers(pa.uint32(), len(kept), [pa.py_buffer(bits), pa.py_buffer(kept)])
 
 
 def _write(table: pa.Table, path: Path) -> None:

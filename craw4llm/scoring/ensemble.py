@@ -63,8 +63,8 @@ def _fit(ensemble: Ensemble, name: str, inputs: Mapping[str, Artifact], executio
 
     corpus = Corpus(inputs["corpus"])
     usable = np.flatnonzero(~corpus.heldout_mask[: corpus.n_pages])
-    urls = corpus.urls.take(usable).to_pylist()
-    drawn = sorted(zip((hash_text(0, url) for url in urls), usable.tolist(), strict=True))[: ensemble.fit_pages]
+    names = corpus.names(usable)
+    drawn = sorted(zip((hash_text(0, name) for name in names), usable.tolist(), strict=True))[: ensemble.fit_pages]
     with PageScores(inputs["corpus"], inputs[name], execution) as page_scores:
         scores = page_scores.scores(np.sort([page for _, page in drawn])).astype(np.float64)
     scores = scores[~np.isnan(scores)]

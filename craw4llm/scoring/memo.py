@@ -25,8 +25,9 @@ import socket
 import struct
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -36,6 +37,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
+from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import ArtifactError, InputError, StageError
 from craw4llm.execution import Execution
@@ -80,7 +82,7 @@ class Memo:
     def missing(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """The distinct pages that have no entry, ascending."""
         unknown = self._state[pages] == 0
-        return np.unique(pages[unknown]) if unknown.any() else pages[:0]
+        return distinct(pages[unknown]) if unknown.any() else pages[:0]
 
     def get(self, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
         """float32 scores and uint8 reasons of pages that have an entry."""
@@ -169,7 +171,8 @@ class PageScores:
     """Scores of a corpus' pages by a scorer: read from the memo, computed where it has none. A context manager.
 
     With several workers, pages are scored in processes that open corpus and scorer once and stay; they are started when
-    `pool_after` pages had to be scored. The numbers are the same for any number of workers.
+    `pool_after` pages had to be scored. A scorer whose kernels let go of the interpreter (`threads`) is shared by threads of this process.
+    The numbers are the same for any number of workers. The scorer is opened when the first page has to be scored.
     computed: pages scored here, so not found in the memo. unreadable: of them, pages whose text could not be read: NOT_READ, held for this
     run and never written to the memo. StageError where they are more than MAX_UNREADABLE of the pages asked for.
     """
@@ -178,14 +181,23 @@ class PageScores:
         self._artifacts = (corpus, scorer)
         self._corpus = Corpus(corpus)
         self._device = execution.device
-        self._scorer = open_scorer(scorer, self._device)
-        check_corpus(self._scorer, corpus)
-        # an encoder uses all processors, or the device, from one process
-        self._workers = execution.workers if reads_text(self._scorer) and not uses_device(self._scorer) else 1
+        self._execution_workers = execution.workers
         self._pool: ProcessPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self._pool_after = _POOL_AFTER_PAGES if pool_after is None else pool_after
         self.computed = self.unreadable = self._asked = 0
         self._memo = Memo(execution.memo / f"{corpus.fingerprint}-{scorer.fingerprint}", self._corpus.n_pages)
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        scorer = open_scorer(self._artifacts[1], self._device)
+        check_corpus(scorer, self._artifacts[0])
+        return scorer
+
+    @cached_property
+    def _workers(self) -> int:
+        # an encoder uses all processors, or the device, from one process
+        return self._execution_workers if reads_text(self._scorer) and not uses_device(self._scorer) else 1
 
     def scores(self, pages: ArrayLike) -> Scores:
         """float32[len(pages)], in the order given; NaN where a page has no score."""
@@ -209,6 +221,9 @@ class PageScores:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
         self._memo.close()
 
     def __enter__(self) -> "PageScores":
@@ -219,19 +234,26 @@ class PageScores:
 
     def _compute(self, pages: NDArray[np.int64]) -> None:
         self.computed += len(pages)
-        if self._pool is None and self._workers > 1 and self.computed >= self._pool_after and len(pages) >= 2 * _TASK_PAGES:
+        threads = self._workers > 1 and getattr(self._scorer, "threads", False)
+        if threads and self._threads is None:
+            self._threads = ThreadPoolExecutor(self._workers)
+        if not threads and self._pool is None and self._workers > 1 and self.computed >= self._pool_after and len(pages) >= 2 * _TASK_PAGES:
             self._pool = new_pool(self._workers, initializer=_open_in_worker, initargs=self._artifacts)
         # Blocks of a few seconds' work, so that little is lost when this process is killed.
         step = 2048 * self._workers
         for start in range(0, len(pages), step):
             part = pages[start : start + step]
-            if self._pool is None or len(part) < 2 * _TASK_PAGES:
+            if (self._pool is None and self._threads is None) or len(part) < 2 * _TASK_PAGES:
                 scores, reasons = score_pages(self._corpus, self._scorer, part)
             else:
                 size = max(_TASK_PAGES, -(-len(part) // (8 * self._workers)))
                 tasks = [part[i : i + size] for i in range(0, len(part), size)]
                 try:
-                    results = list(self._pool.map(_score_in_worker, tasks))
+                    if self._threads is not None:
+                        results = list(self._threads.map(self._score_here, tasks))
+                    else:
+                        assert self._pool is not None
+                        results = list(self._pool.map(_score_in_worker, tasks))
                 except BrokenProcessPool as error:
                     raise StageError(
                         "a scoring worker ended before its time (out of memory?); run again with fewer workers: "
@@ -243,6 +265,9 @@ class PageScores:
             self._memo.add(part[read], scores[read], reasons[read])
             if not read.all():
                 self._unreadable(part[~read])
+
+    def _score_here(self, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
+        return score_pages(self._corpus, self._scorer, pages)
 
     def _unreadable(self, pages: NDArray[np.int64]) -> None:
         self._memo.hold(pages, np.full(len(pages), np.nan, dtype=np.float32), np.full(len(pages), NOT_READ, dtype=np.uint8))

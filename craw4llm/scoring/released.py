@@ -15,6 +15,7 @@ import numpy as np
 from craw4llm.errors import StageError
 from craw4llm.scoring.scorer import SCORED, Reads, Reasons, Scores, load_model, without_surrogates
 
+BAD_LABEL = "__label__cc"
 _PUNCTUATION = re.compile(r"([.\!?,'/()])")
 _SPACE = re.compile(r"\s+")
 
@@ -38,5 +39,5 @@ class ReleasedFastTextScorer:
             if not answers:
                 raise StageError(f"scorer: fastText gives no label for the text {text[:60]!r}; the released code would end here")
             probability, label = answers[0]
-            scores[row] = 1 - probability if label == "__label__cc" else probability
+            scores[row] = 1 - probability if label == BAD_LABEL else probability
         return scores, np.full(len(texts), SCORED, dtype=np.uint8)

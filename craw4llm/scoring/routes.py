@@ -22,10 +22,22 @@ from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.crawl.hashing import hash_ids
-from craw4llm.errors import ArtifactError, InputError
+from craw4llm.errors import ArtifactError, InputError, StageError
 from craw4llm.scoring import kernels
 from craw4llm.scoring.fasttext_file import Parts, read_model
-from craw4llm.scoring.scorer import EMPTY, END_OF_TEXT, SCORED, UNREADABLE, FastTextScorer, Reads, Reasons, Scores, without_surrogates
+from craw4llm.scoring.released import BAD_LABEL
+from craw4llm.scoring.scorer import (
+    EMPTY,
+    END_OF_TEXT,
+    SCORED,
+    UNREADABLE,
+    FastTextScorer,
+    Reads,
+    Reasons,
+    Scorer,
+    Scores,
+    without_surrogates,
+)
 
 Route = Literal["exact", "projected"]
 TOLERANCE = 1e-6  # of the projected route; the exact route has none
@@ -36,6 +48,7 @@ _ODD_TEXTS = (
     "zero\0width ﷽ 世界 naïve 😀 \ud800 e\u0301",
     "x",
     ". , ; ! ?",
+    "  a\x1d b\x1fc d\u2028e </s> f __label__hq",
 )
 
 
@@ -61,33 +74,51 @@ class Tables:
     buckets: int
     chosen: int
     route: str
+    released: bool
+    bad: int  # in reading "released", where `__label__cc` is: 1 the label that is asked for, -1 the other one, 0 neither
 
     def score(self, texts: Sequence[str]) -> tuple[Scores, Reasons]:
-        encoded = [_utf8(text) for text in texts]
+        encoded = [_utf8(text.strip() if self.released else text) for text in texts]
         offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
         np.cumsum([len(text) for text in encoded], out=offsets[1:])
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         words = np.zeros(len(texts), dtype=np.int64)
-        common = (data, offsets, self.slots, self.blob, self.word_at, self.word_ngrams, self.buckets, self.pruned, self.prefix, self.end)
+        tables = (self.slots, self.blob, self.word_at, self.word_ngrams, self.buckets, self.pruned, self.prefix, self.end)
+        common = (data, offsets, *tables, self.released)
         if self.route == "projected":
             odds = np.empty(len(texts), dtype=np.float64)
             kernels.project(*common, self.projection, odds, words)
             with np.errstate(over="ignore"):
-                raw = (1 / (1 + np.exp(-odds)) + 1e-5).astype(np.float32)  # fastText adds 1e-5 before its logarithm
+                higher = np.abs(odds) if self.released else odds
+                raw = (1 / (1 + np.exp(-higher)) + 1e-5).astype(np.float32)  # fastText adds 1e-5 before its logarithm
+            if self.released:
+                raw[odds < 0] *= -1
         else:
             raw = np.empty(len(texts), dtype=np.float32)
             kernels.exact(*common, self.matrix, self.output, self.chosen, raw, words)
+        if self.released:
+            return self._released(raw)
         scores = np.clip(raw, np.float32(0), np.float32(1))
         reasons = np.where(np.isfinite(raw), SCORED, UNREADABLE).astype(np.uint8)
         reasons[words == 0] = EMPTY
         scores[reasons != SCORED] = np.nan
         return scores, reasons
 
+    def _released(self, raw: Scores) -> tuple[Scores, Reasons]:
+        """craw4llm.scoring.released's score from the probability of the likelier label, negative where that is not `label`."""
+        if np.isnan(raw).any():
+            raise StageError("scorer: fastText gives no label for a text without known words; the released code would end here")
+        likelier = np.abs(raw)
+        bad = np.sign(raw) == self.bad
+        scores = np.where(bad, 1 - likelier.astype(np.float64), likelier.astype(np.float64)).astype(np.float32)
+        return scores, np.full(len(raw), SCORED, dtype=np.uint8)
+
 
 class RouteScorer:
     """A scorer artifact with route "exact" or "projected"."""
 
     reads: Reads = "text"
+    threads = True  # the kernels let go of the interpreter: threads of one process score side by side
 
     def __init__(self, artifact: Artifact) -> None:
         about = json.loads(artifact.file("scorer.json").read_text())
@@ -104,8 +135,10 @@ class RouteScorer:
         return self._tables.score(texts)
 
 
-def write_route(out: Path, label: str, route: Route, library: FastTextScorer) -> dict[str, Any]:
+def write_route(out: Path, label: str, route: Route, library: FastTextScorer, released: Scorer | None = None) -> dict[str, Any]:
     """Writes the arrays of a route beside `out`/model.bin and returns what scorer.json must say of it.
+
+    released: the scorer of the library's route, for reading "released".
 
     Raises InputError for a model that the route cannot read, or where it does not give the library's numbers.
     """
@@ -138,8 +171,10 @@ def write_route(out: Path, label: str, route: Route, library: FastTextScorer) ->
         "word_ngrams": parts.word_ngrams,
         "buckets": parts.buckets,
         "check_texts": _check_texts(parts),
+        "reading": "clean" if released is None else "released",
+        "bad": 1 if label == BAD_LABEL else -1 if BAD_LABEL in parts.labels else 0,
     }
-    expected, _ = library.score(about["check_texts"], ())
+    expected, _ = (library if released is None else released).score(about["check_texts"], ())
     wrong = _difference(_open(out, about), about["check_texts"], expected)
     if wrong > _allowed(route):
         raise InputError(
@@ -172,6 +207,8 @@ def _open(folder: Path, about: dict[str, Any]) -> Tables:
         buckets=about["buckets"],
         chosen=0 if parts is None else parts.labels.index(about["label"]),
         route=about["route"],
+        released=about.get("reading", "clean") != "clean",
+        bad=about.get("bad", 0),
     )
 
 

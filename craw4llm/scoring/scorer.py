@@ -20,11 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import fasttext
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
@@ -135,11 +131,16 @@ class TableScorer:
     reads: Reads = "url"
 
     def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq
+
         table = pq.read_table(path)
         self._urls = table.column("url").combine_chunks()
         self._scores = table.column("score").to_numpy().astype(np.float32)
 
     def score(self, texts: Sequence[str], urls: Sequence[str], pages: Sequence[int] = ()) -> tuple[Scores, Reasons]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         rows = pc.index_in(pa.array(urls, type=pa.string()), value_set=self._urls)
         known = rows.is_valid().to_numpy(zero_copy_only=False)
         scores = np.full(len(urls), np.nan, dtype=np.float32)
@@ -197,6 +198,8 @@ def fit(
 
     One thread: with more, fastText's updates race and two runs differ. The file holds neither the input's name nor a time.
     """
+    import fasttext
+
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "train.txt"
         with text.open("w", encoding="utf-8") as stream:
@@ -224,6 +227,8 @@ def load_model(path: Path, label: str) -> Any:
     Raises InputError if it cannot be read, is not supervised, lacks `label`, or if its probabilities do not sum to 1 (a one-vs-all
     loss: P(label) would not be comparable).
     """
+    import fasttext
+
     try:
         model = fasttext.load_model(str(path))
         supervised = str(model.f.getArgs().model).endswith("supervised")

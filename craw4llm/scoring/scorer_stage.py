@@ -95,7 +95,12 @@ def _fasttext(config: ScorerConfig, out: Path) -> dict[str, Any]:
         return {"kind": "fasttext", "label": config.label, "route": "library", "reading": config.reading}
     from craw4llm.scoring.routes import write_route
 
-    return {"kind": "fasttext", "reading": "clean", **write_route(out, config.label, config.route, library)}
+    released = None
+    if config.reading == "released":
+        from craw4llm.scoring.released import ReleasedFastTextScorer
+
+        released = ReleasedFastTextScorer(out / "model.bin", config.label, text_normalize=False)
+    return {"kind": "fasttext", **write_route(out, config.label, config.route, library, released)}
 
 
 def _train(config: ScorerConfig, out: Path) -> Result:

@@ -3,7 +3,7 @@
     export(artifact, Path("pages.jsonl.zst"))     -> pages written
 
 One object a line, in the order of the selection: `text`, `url`, `id` ("<corpus fingerprint>/<page id>"), `page`, `rank`, and where
-known `score` and `crawl_rank`. DCLM reads `text` and `url`; datatrove's JsonlReader reads `text` and `id` and puts the rest into
+known `doc_id`, `score` and `crawl_rank`. DCLM reads `text` and `url`; datatrove's JsonlReader reads `text` and `id` and puts the rest into
 `metadata`. The same selection gives the same bytes.
 """
 
@@ -56,6 +56,8 @@ def export(selection: Artifact, out: Path) -> int:
                             "page": page,
                             "rank": row["rank"],
                         }
+                        if corpus.has_document_ids:
+                            record["doc_id"] = corpus.document_ids([page])[0]
                         if score is not None and not math.isnan(score):
                             record["score"] = score
                         if page in ranks:

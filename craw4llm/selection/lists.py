@@ -39,13 +39,14 @@ def read_list(path: Path, corpus: Corpus) -> Listed:
     if not lines:
         raise InputError(f"select: {path} lists no pages; expected one URL or document id a line")
     ids = corpus.find(lines)
-    schema = pq.read_schema(corpus.artifact.file("pages.parquet"))
-    if DOC_ID in schema.names:
+    has_ids = corpus.has_document_ids
+    if not has_ids and DOC_ID in pq.read_schema(corpus.artifact.file("pages.parquet")).names:
+        has_ids = True
         by_id = pc.index_in(pa.array(lines, pa.string()), value_set=corpus.column(DOC_ID).combine_chunks())
         ids = np.where(ids < 0, pc.fill_null(by_id, -1).to_numpy(zero_copy_only=False).astype(np.int64), ids)
     known = ids[ids >= 0]
     if not len(known):
-        what = "URLs or document ids" if DOC_ID in schema.names else "URLs (it has no document ids)"
+        what = "URLs or document ids" if has_ids else "URLs (it has no document ids)"
         raise InputError(f"select: the corpus holds none of the {len(lines):,} pages of {path} (the first: {lines[0]!r}); expected {what}")
     _, first = np.unique(known, return_index=True)
     pages = known[np.sort(first)].astype(np.uint32)

@@ -108,8 +108,8 @@ def training_pages(corpus: Corpus, train_bytes: int) -> tuple[NDArray[np.int64],
     `train_bytes` are reached.
     """
     usable = np.flatnonzero((corpus.n_bytes > 0) & ~corpus.heldout_mask[: corpus.n_pages])
-    urls = corpus.urls.take(usable).to_pylist()
-    keys = np.array([hashlib.blake2b(url.encode(), digest_size=8, person=b"tokenizer").digest() for url in urls], dtype="S8")
+    names = corpus.names(usable)
+    keys = np.array([hashlib.blake2b(name.encode(), digest_size=8, person=b"tokenizer").digest() for name in names], dtype="S8")
     order = usable[np.lexsort((usable, keys.view(">u8")))] if len(usable) else usable
     total = np.cumsum(corpus.n_bytes[order], dtype=np.int64)
     count = min(int(np.searchsorted(total, train_bytes)) + 1, len(order))

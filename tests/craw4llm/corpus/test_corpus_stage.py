@@ -25,13 +25,6 @@ def test_sources_of_later_are_refused_by_name(tmp_path: Path, name: str, kind: s
         open_source(external(tmp_path / name))
 
 
-def test_a_clueweb22_folder_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "txt").mkdir()
-    (tmp_path / "outlink").mkdir()
-    with pytest.raises(InputError, match="looks like ClueWeb22"):
-        open_source(external(tmp_path))
-
-
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         open_source(external(tmp_path / "web.parquet"))

@@ -1,6 +1,7 @@
 """The fast routes give the fastText library's numbers: bit by bit ("exact"), or within 1e-6 ("projected")."""
 
 import json
+from pathlib import Path
 
 import fasttext
 import numpy as np
@@ -68,6 +69,46 @@ def test_routes_equal_the_library(build, tmp_path, texts, options):
     fasttext.train_supervised(input=training_file(tmp_path), verbose=0, thread=1, seed=1, lr=0.5, **options).save_model(str(path))
     compare(build, path, texts)
     compare(build, path, texts, "__label__cc")
+
+
+@pytest.mark.parametrize("label", ["__label__hq", "__label__cc"])
+@pytest.mark.parametrize("bad", ["cc", "other"])
+def test_routes_read_as_the_released_code(build, tmp_path, texts, bad, label):
+    """reading="released": other white space, acting markers, the likelier label, 1 - p for __label__cc, empty texts scored, no clipping."""
+    train = tmp_path / "train2.txt"
+    train.write_text(Path(training_file(tmp_path)).read_text().replace("__label__cc", f"__label__{bad}"))
+    path = tmp_path / "model.bin"
+    fasttext.train_supervised(input=str(train), verbose=0, thread=1, seed=1, lr=0.5, wordNgrams=2, bucket=2000, dim=20).save_model(
+        str(path)
+    )
+    source = External(name="model", path=str(path))
+    label = label.replace("cc", bad)
+
+    def scores(route: str) -> np.ndarray:
+        config = ScorerConfig(kind="fasttext", source=source, route=route, reading="released", label=label)  # type: ignore[arg-type]
+        found, reasons = open_scorer(build(Stage(config))).score(texts, ())
+        assert (reasons == SCORED).all()
+        return found
+
+    expected = scores("library")
+    assert len(np.unique(expected)) > 20 and (expected < 0.5).any() == (bad == "cc")
+    np.testing.assert_array_equal(scores("exact"), expected)
+    np.testing.assert_allclose(scores("projected"), expected, rtol=0, atol=1e-6)
+    with pytest.raises(ConfigError, match="clean or released, but for the route library"):
+        ScorerConfig(kind="fasttext", source=source, route="exact", reading="released_normalized")
+
+
+def test_the_exact_route_on_many_texts(build, tmp_path):
+    """fastText's softmax takes C's exp, of doubles: with the exp of floats one page in 4,000 has another last bit."""
+    path = tmp_path / "model.bin"
+    fasttext.train_supervised(
+        input=training_file(tmp_path), verbose=0, thread=1, seed=1, lr=0.02, wordNgrams=2, bucket=2000, dim=16
+    ).save_model(str(path))
+    rng = np.random.default_rng(5)
+    many = [" ".join(rng.choice(WORDS, rng.integers(2, 30))) for _ in range(12_000)]
+    expected, _ = scorer(build, path, "library").score(many, ())
+    exact, _ = scorer(build, path, "exact").score(many, ())
+    np.testing.assert_array_equal(exact, expected)
 
 
 @pytest.mark.parametrize("options", [{"cutoff": 400}, {"qnorm": True}, {"cutoff": 500, "qnorm": True, "dsub": 3}])
