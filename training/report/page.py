@@ -415,6 +415,7 @@ def _outcomes(study: Study, one: str, pairs: Sequence[Pair], beats: str, loses: 
         if pair.missing or pair.difference is None or pair.low is None or pair.high is None:
             absent.append(name)
         elif pair.winner is None:
+            what = "set" if pair.sampled == "sets of seeds" else "replicate"
             need = (
                 ""
                 if pair.more is None or pair.more > MOST_ADVISED
