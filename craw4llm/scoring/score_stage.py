@@ -13,7 +13,7 @@ from craw4llm.artifact import Artifact, Result
 from craw4llm.configs import ScoreConfig
 from craw4llm.execution import Execution
 from craw4llm.scoring.memo import PageScores
-from craw4llm.scoring.scorer import EMPTY, NOT_IN_TABLE, SCORED, UNREADABLE
+from craw4llm.scoring.scorer import EMPTY, NOT_IN_TABLE, NOT_READ, SCORED, UNREADABLE
 
 _STEP_PAGES = 4096
 
@@ -40,6 +40,7 @@ def run(config: ScoreConfig, inputs: Mapping[str, Artifact], out: Path, executio
             "empty": (int(np.sum(reasons == EMPTY)), "pages"),
             "not_in_table": (int(np.sum(reasons == NOT_IN_TABLE)), "pages"),
             "unreadable": (int(np.sum(reasons == UNREADABLE)), "pages"),
+            "not_read": (int(np.sum(reasons == NOT_READ)), "pages"),
             "mean_score": (float(np.mean(scored, dtype=np.float64)) if len(scored) else None, "score"),
         }
     )
