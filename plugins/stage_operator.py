@@ -127,7 +127,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         record = self.execute_resumable(context)
         if store := context.get("task_state_store"):
             store.delete(self.external_id_key)  # a task that is cleared after its success does its work again
-        self.publish(record, context)
+        if not self.part:
+            self.publish(record, context)
         return record
 
     def command(self, params: Mapping[str, Any]) -> list[str]:
@@ -163,7 +164,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             return "cleared"
         if status == "succeeded":
             record = _record(self.jobs.result(external_id))
-            if record is None or not (Path(record["path"]) / "manifest.json").is_file():
+            if record is None or (not self.part and not (Path(record["path"]) / "manifest.json").is_file()):
                 return "gone"
         return status
 
@@ -216,6 +217,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         if record is None:
             said = "\n".join(outcome.output[-LAST_LINES:])
             raise AirflowException(f"{self.node_name}: the command ended well but did not say what it made\n{said}")
+        if self.part:
+            self.log.info("part %s: %s", self.part, record["done"])
+            return record
         made = "built" if record["built"] else "was finished"
         self.log.info("%s %s %s: %s", record["stage"], record["fingerprint"], made, record["path"])
         counts = record.pop("counts")

@@ -46,6 +46,21 @@ def run(config: ScoreConfig, inputs: Mapping[str, Artifact], out: Path, executio
     )
 
 
+def run_part(config: ScoreConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution, *, part: int, of: int) -> str:
+    """Scores the `part`-th of `of` ranges of page ids. The scores stay in the memo, where `run` finds them: `out` stays empty."""
+    n_pages = int(inputs["corpus"].count("pages"))
+    first, end = n_pages * (part - 1) // of, n_pages * part // of
+    with (
+        PageScores(inputs["corpus"], inputs["scorer"], execution) as page_scores,
+        execution.progress(f"score, part {part} of {of}", total=end - first, unit="page") as progress,
+    ):
+        for start in range(first, end, _STEP_PAGES):
+            pages = np.arange(start, min(start + _STEP_PAGES, end))
+            page_scores.with_reasons(pages)
+            progress.update(len(pages))
+    return f"{end - first:,} pages scored"
+
+
 def estimate(config: ScoreConfig, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
     """As many pages as the corpus, where that is known."""
     corpus = inputs.get("corpus", {})
