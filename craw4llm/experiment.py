@@ -377,10 +377,14 @@ def _typed(owner: str, parameter: Parameter, value: Any) -> Any:
         value = float(value)
     if type(value) is not wanted:
         raise error
-    if wanted is float and not math.isfinite(value):
+    _check_bounds(owner, parameter, value)
+    return value
+
+
+def _check_bounds(owner: str, parameter: Parameter, value: Any) -> None:
+    if parameter.type is float and not math.isfinite(value):
         raise ConfigError(f"{owner}: {parameter.name} is {value!r}; expected a finite number")
     if (parameter.low is not None and value < parameter.low) or (parameter.high is not None and value > parameter.high):
         low = "" if parameter.low is None else f" at least {parameter.low:,}"
         high = "" if parameter.high is None else f" at most {parameter.high:,}"
         raise ConfigError(f"{owner}: {parameter.name} is {value!r}; expected{low}{' and' if low and high else ''}{high}")
-    return value

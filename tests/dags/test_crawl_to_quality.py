@@ -241,7 +241,9 @@ def test_what_the_form_maps_over_is_the_plans_graph() -> None:
             "shown_as": model["shown_as"], "select": f"{arm}.select", "tokenize": f"{arm}.tokenize",
             "train": f"{arm}.train_r{number}", "evaluate": f"{arm}.evaluate_r{number}",
         }  # fmt: skip
-    done = {"corpus", "tokenizer", "heldout", "score", "report"} | {e["node"] for k in ("scorers", "first_crawls", "crawls") for e in lists[k]}
+    done = {"corpus", "tokenizer", "heldout", "score", "report"} | {
+        e["node"] for k in ("scorers", "first_crawls", "crawls") for e in lists[k]
+    }
     done |= {node for model in lists["models"] for kind, node in model.items() if kind != "shown_as"}
     assert done == {node.id for node in graph.nodes}, "every stage has a task"
 

@@ -51,7 +51,8 @@ def test_dag_test_makes_what_the_command_line_makes(tmp_path: Path, monkeypatch:
     run = DagBag(airflow_env.PROJECT / "dags").dags["mini"].test(run_conf=VALUES)
     assert run.state == "success"
     tasks = {ti.task_id: ti for ti in run.get_task_instances()}
-    assert set(tasks) == set(names)
+    assert set(tasks) == {*names, "plan"}
+    assert tasks["plan"].xcom_pull(task_ids="plan")["stages_to_do"] == len(names)
     made = {}
     for task_id, (stage, fingerprint) in names.items():
         record = tasks[task_id].xcom_pull(task_ids=task_id)
@@ -190,7 +191,7 @@ def test_a_run_by_the_scheduler_makes_what_the_command_line_makes(
     print(f"{len(names)} tasks in {time.monotonic() - began:.0f} s")
     tasks = airflow.call("GET", f"{run}/taskInstances")["task_instances"]
     assert state == "success", {task["task_id"]: task["state"] for task in tasks}
-    assert {task["task_id"]: (task["state"], task["try_number"]) for task in tasks} == {name: ("success", 1) for name in names}
+    assert {task["task_id"]: (task["state"], task["try_number"]) for task in tasks} == {name: ("success", 1) for name in (*names, "plan")}
     for task_id in ("corpus", "quality.crawl", "report"):
         record = airflow.call("GET", f"{run}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true")["value"]
         assert (record["stage"], record["fingerprint"]) == names[task_id]

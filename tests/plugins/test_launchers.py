@@ -30,7 +30,9 @@ time.sleep(600)
 
 def job(tmp_path: Path, code: str, **more: Any) -> Job:
     values: dict[str, Any] = {"grace_s": 0.5, "reprieve_s": 0.3}
-    return Job(folder=tmp_path / "job", command=[sys.executable, "-c", code], cwd=str(tmp_path), environment=dict(os.environ), **(values | more))
+    return Job(
+        folder=tmp_path / "job", command=[sys.executable, "-c", code], cwd=str(tmp_path), environment=dict(os.environ), **(values | more)
+    )
 
 
 def wait_for(true: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -144,7 +146,8 @@ def test_many_tasks_for_one_job_start_it_once(tmp_path: Path) -> None:
         " cwd=str(p), environment=dict(os.environ)); print(json.dumps(LocalLauncher().submit(j)))"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(Path(launchers.__file__).parent)], stdout=subprocess.PIPE) for _ in range(5)
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(Path(launchers.__file__).parent)], stdout=subprocess.PIPE)
+        for _ in range(5)
     ]
     found = {process.communicate()[0] for process in started}
     assert len(found) == 1
