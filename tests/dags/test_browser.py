@@ -25,12 +25,19 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install 'craw4llm[dev]'")
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 SIZE = {"width": 1280, "height": 800}
 PATIENCE_MS = 30_000
 VALUES = {
-    "corpus": "synthetic", "synthetic_pages": 500, "budget": 40, "batch_pages": 10, "seed_count": 5, "vocab_size": 512, "token_multiple": 0.003,
-    "replicates": 2,
+    "corpus": "synthetic", "synthetic_pages": 500, "budget": 40, "batch_pages": 10, "seed_count": 5, "vocab_size": 512,
+    "token_multiple": 0.003, "replicates": 2,
 }  # fmt: skip
 
 pytestmark = [
@@ -114,7 +121,9 @@ def run(page: Any, site: tuple[str, str]) -> str:
     form.locator("[name=element_batch_tokens]").press("Tab")
     start = form.get_by_role("button", name="Trigger")
     start.last.click()
-    page.get_by_text("batch_tokens is 300; expected a multiple of the context length, 256").first.wait_for()
+    refused = page.get_by_text("batch_tokens is 300; expected a multiple of the context length, 256").first
+    refused.wait_for()
+    refused.scroll_into_view_if_needed()
     keep(page, "refused")
     assert api(page, site, "/api/v2/dags/crawl_arms/dagRuns")["total_entries"] == 0, "nothing has begun"
     form.locator("[name=element_batch_tokens]").fill("512")
@@ -147,8 +156,8 @@ def test_arms_are_shown_by_name(page: Any, site: tuple[str, str], run: str) -> N
 
 
 def test_the_results_page_shows_leaderboard_and_report(page: Any, site: tuple[str, str], run: str) -> None:
-    page.goto(site[0])
-    page.get_by_role("link", name="Crawl").last.click()
+    page.goto(f"{site[0]}/dags")
+    page.locator("a[href$='/plugin/crawl-to-quality']").first.click()
     frame = page.frame_locator("iframe").first
     frame.get_by_role("link", name=re.compile("^crawl_arms_")).click()
     frame.get_by_role("heading", name="Leaderboard").wait_for()

@@ -69,7 +69,10 @@ def test_a_job_ends_with_its_code_and_what_it_printed(tmp_path: Path) -> None:
 
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:
     launcher = LocalLauncher()
-    code = "import time, pathlib\nfor i in range(3):\n    print('line', i, end='', flush=True); time.sleep(.1); print(flush=True)\nprint('end', end='')"
+    code = (
+        "import time, pathlib\nfor i in range(3):\n    print('line', i, end='', flush=True); time.sleep(.1); print(flush=True)\n"
+        "print('end', end='')"
+    )
     job_id, lines, place = launcher.submit(job(tmp_path, code)), [], None
     while True:
         running = launcher.status(job_id) == "running"

@@ -66,7 +66,8 @@ ARMS = [
     ARM | {"arm": HOSTILE, "bits_per_byte_mean": 2.4942, "missing": HOSTILE},
 ]
 PAIR = {
-    "heldout": "all", "comparison": "Equal pages crawled", "arm": "random/equal_pages", "against": "quality/equal_pages", "verdict": "better",
+    "heldout": "all", "comparison": "Equal pages crawled", "arm": "random/equal_pages", "against": "quality/equal_pages",
+    "verdict": "better",
     "difference_bits_per_byte": -0.02, "interval_low": -0.043, "interval_high": -0.003, "replicates": 2,
 }  # fmt: skip
 SUMMARY = {
@@ -83,8 +84,8 @@ SUMMARY = {
     ],
     "verdicts": [
         {
-            "metric": "bits_per_byte", "heldout": "all", "comparison": "Equal pages", "arm": "random/equal_pages", "against": "quality/equal_pages",
-            "verdict": "can't tell", "difference": -0.02, "low": -0.043, "high": 0.003, "replicates": 2,
+            "metric": "bits_per_byte", "heldout": "all", "comparison": "Equal pages", "arm": "random/equal_pages",
+            "against": "quality/equal_pages", "verdict": "can't tell", "difference": -0.02, "low": -0.043, "high": 0.003, "replicates": 2,
         },
         {"metric": "core_v1"},
     ],
@@ -102,7 +103,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "x.csv": HOSTILE,
     }
     put(
-        tmp_path, "report", FINGERPRINT, files, counts=counts, config={"title": HOSTILE, "question": "q"}, notes={"answers": [f"At: {HOSTILE}"]}
+        tmp_path, "report", FINGERPRINT, files, counts=counts, config={"title": HOSTILE, "question": "q"},
+        notes={"answers": [f"At: {HOSTILE}"]},
     )  # fmt: skip
     stage = {"stage": "report", "fingerprint": FINGERPRINT}
     run = {
