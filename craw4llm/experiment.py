@@ -135,9 +135,9 @@ def experiment(
             parameters[p.name] = Parameter(
                 p.name, wanted, p.default, (help or {}).get(p.name, ""), choices or words, low, high, bool(words)
             )
-        unknown = {*(help or {}), *(bounds or {}), *(lists or {})} - set(parameters)
-        if unknown:
-            raise ConfigError(f"{function.__name__}: help, bounds or lists for {', '.join(sorted(unknown))}, which are no parameters")
+        for word, given in (("help", help), ("bounds", bounds), ("lists", lists)):
+            if unknown := set(given or {}) - set(parameters):
+                raise ConfigError(f"{function.__name__}: {word} for {', '.join(sorted(unknown))}, which are no parameters")
         return Experiment(
             function.__name__, function, parameters, replicates, tags, owner, schedule, until, approve_above_gpu_hours, dict(parts or {})
         )

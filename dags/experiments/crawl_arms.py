@@ -52,8 +52,8 @@ MOST = 10**12
     },
     help={
         "policies": "crawl policies to compare; the first is the reference that the others are compared with. May know the page's text "
-        f"before it is ordered (each look costs a fetch): {', '.join(p for p, k in KNOWLEDGE.items() if k == 'target_text')}; the whole link "
-        f"graph: {', '.join(p for p, k in KNOWLEDGE.items() if k == 'full_graph')}; the others only what a live crawler has",
+        f"before it is ordered (each look costs a fetch): {', '.join(p for p, k in KNOWLEDGE.items() if k == 'target_text')}; the "
+        f"whole link graph: {', '.join(p for p, k in KNOWLEDGE.items() if k == 'full_graph')}; the others only what a live crawler has",
         "comparisons": "equal_pages: the first `budget` pages crawled; equal_fetches: the best of as many pages fetched as the first "
         "policy fetched; pool_multiple: the best of `pool_multiple` times the pages crawled",
         "oracle": "also a sample of the best-scored pages of the whole corpus, no crawl",
