@@ -12,7 +12,8 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 from plan_operator import PlanOperator
 
 FACTS: dict[str, Any] = {
-    "experiment": "tiny", "stages": 3, "stages_to_do": 2, "gpu_hours": 63.9, "disk_bytes": 8e10, "shortfalls": ["disk: 2 of 1"], "absent": [],
+    "experiment": "tiny", "stages": 3, "stages_to_do": 2, "gpu_hours": 63.9, "disk_bytes": 8e10, "shortfalls": ["disk: 2 of 1"], 
+    "absent": [],
     "text": "tiny: 3 stages ``` {{ 1 + 1 }}\n::group::x", "nodes": [], "results": {},
 }  # fmt: skip
 
