@@ -48,6 +48,7 @@ from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS,
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
 from craw4llm.corpus.npy import NpyWriter, distinct
+from craw4llm.corpus.urls import domain_of
 from craw4llm.crawl.hashing import hash_ids
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
@@ -311,6 +312,7 @@ class _Merge:
             "pages": (self.n_pages, "pages"),
             "heldout_pages": (counts["heldout"], "pages"),
             "hosts": (len(names), "hosts"),
+            "domains": (len({domain_of(name) for name in names}), "domains"),
             "links": (links, "links"),
             "dead_links": (len(self.dead), "ids"),
             "dead_link_uses": (dead_uses, "links"),
