@@ -39,15 +39,15 @@ from craw4llm.corpus.clueweb22_parts import (
     link_batches,
     load_part,
     own_links,
-    packed_records,
     part_path,
     read_part,
 )
-from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, read_offsets, unpack
+from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, RecordFiles, read_offsets, unpack
 from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS, NO_ID_LONG, NO_ID_SHORT, NULL_ID
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
 from craw4llm.corpus.npy import NpyWriter, distinct
+from craw4llm.corpus.urls import domain_of
 from craw4llm.crawl.hashing import hash_ids
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
@@ -239,10 +239,11 @@ def _result(work: Work, index: int, future: Future[int]) -> int:
 def _in_place(work: Work, opened: _Opened, out: Path) -> dict[str, tuple[int | float | None, str]]:
     """Every slot is a page. Those whose txt record is plainly empty are known beforehand; all else is found out when it is read."""
     without: list[NDArray[np.int64]] = []
+    texts = RecordFiles(work.root, {("txt", file.number): sizes[0] for file, sizes in zip(work.files, opened.sizes, strict=True)})
     for file, base, short in zip(work.files, work.slots.base.tolist(), opened.short, strict=False):
         if len(short):
-            packed = list(packed_records(work, file, "txt"))
-            blank = [row for row in short.tolist() if not packed[row] or not (unpack(packed[row] or b"") or b"{").strip()]
+            packed = zip(short.tolist(), texts.read(file, "txt", short), strict=True)
+            blank = [row for row, one in packed if not one or not (unpack(one) or b"{").strip()]
             without.append(base + np.array(blank, dtype=np.int64))
     pages = np.concatenate([np.empty(0, dtype=np.int64), *without])
     np.save(out / "without_record.npy", pages.astype(np.uint32))
@@ -311,6 +312,7 @@ class _Merge:
             "pages": (self.n_pages, "pages"),
             "heldout_pages": (counts["heldout"], "pages"),
             "hosts": (len(names), "hosts"),
+            "domains": (len({domain_of(name) for name in names}), "domains"),
             "links": (links, "links"),
             "dead_links": (len(self.dead), "ids"),
             "dead_link_uses": (dead_uses, "links"),

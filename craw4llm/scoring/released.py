@@ -9,6 +9,7 @@ is lowered and its white space folded first. A float32 holds these scores exactl
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,12 @@ _SPACE = re.compile(r"\s+")
 
 
 class ReleasedFastTextScorer:
-    """text_normalize: the option of that name."""
+    """text_normalize: the option of that name. model: the file's model, where it is loaded already."""
 
     reads: Reads = "text"
 
-    def __init__(self, path: Path, label: str, *, text_normalize: bool) -> None:
-        self._model = load_model(path, label)
+    def __init__(self, path: Path, label: str, *, text_normalize: bool, model: Any = None) -> None:
+        self._model = load_model(path, label) if model is None else model
         self._text_normalize = text_normalize
 
     def score(self, texts: Sequence[str], urls: Sequence[str], pages: Sequence[int] = ()) -> tuple[Scores, Reasons]:

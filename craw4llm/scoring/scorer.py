@@ -104,7 +104,7 @@ class FastTextScorer:
 
     def __init__(self, path: Path, label: str) -> None:
         self.label = label
-        self._model = load_model(path, label)
+        self._model = self.model = load_model(path, label)
         self.prefix = str(self._model.f.getArgs().label)
 
     def score(self, texts: Sequence[str], urls: Sequence[str], pages: Sequence[int] = ()) -> tuple[Scores, Reasons]:

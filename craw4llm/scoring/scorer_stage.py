@@ -99,7 +99,7 @@ def _fasttext(config: ScorerConfig, out: Path) -> dict[str, Any]:
     if config.reading == "released":
         from craw4llm.scoring.released import ReleasedFastTextScorer
 
-        released = ReleasedFastTextScorer(out / "model.bin", config.label, text_normalize=False)
+        released = ReleasedFastTextScorer(out / "model.bin", config.label, text_normalize=False, model=library.model)
     return {"kind": "fasttext", **write_route(out, config.label, config.route, library, released)}
 
 

@@ -28,6 +28,7 @@ from craw4llm.corpus import clueweb22_build, clueweb22_parts
 from craw4llm.corpus.clueweb22_files import LANGUAGES, delivered, digest, format_id, parse_id
 from craw4llm.corpus.clueweb22_slots import format_ids
 from craw4llm.corpus.reader import Corpus
+from craw4llm.corpus.show import describe
 from craw4llm.errors import ConfigError, InputError
 from craw4llm.execution import Execution
 from craw4llm.externals import ExternalDigests
@@ -358,6 +359,7 @@ def test_in_place_reads_what_compiled_holds(tmp_path, build):
     assert lazy.texts(some) == compiled.texts(some) and lazy.document_ids(some) == compiled.document_ids(some)
     everyone = np.arange(100, dtype=np.uint32)
     assert lazy.without_record(everyone).tolist() == compiled.without_record(everyone).tolist() == [k % 17 == 5 for k in range(100)]
+    assert "links read in place" in describe(lazy)
     with pytest.raises(ConfigError, match="does not know n_bytes; build it with links='compiled'"):
         _ = lazy.n_bytes
 
@@ -395,9 +397,38 @@ def test_the_chain_downstream(tmp_path, build, execution):
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     opened = Corpus(build(corpus))
     assert all(row["doc_id"] == opened.document_ids([row["page"]])[0] and row["text"] == opened.text(row["page"]) for row in rows)
+    told = describe(opened, seeds)
+    assert "languages  en 100.0%" in told and "from the seeds of" in told and "h1.example" in told
     life = page_life(rows[0]["doc_id"], [build(corpus), made, kept, tokens])
     assert rows[0]["doc_id"] in life and "selected at rank 0" in life and "tokens in" in life
 
 
 def test_layouts_are_all_written() -> None:
     assert {len(entry(layout, "clueweb22-en0000-00-00000", "http://a.example/")) for layout in LAYOUTS} == {5, 6}
+
+
+def test_parts_on_several_hosts(tmp_path, execution, monkeypatch):
+    """Three shares of a build, done apart in the unfinished artifact; the build merges them and reads nothing again."""
+    root = write_clueweb22(tmp_path / "w", web(100))
+    whole = builder(Execution(root=tmp_path / "b", workers=1, report=lambda line: None))(stage(root))
+    one = stage(root)
+    config = one.config
+    assert isinstance(config, CorpusConfig) and isinstance(config.source, ClueWeb22)
+    out = tmp_path / "out"
+    out.mkdir()
+    assert sum(clueweb22_build.build_part(config.source, out, config, execution, part=k, of=3) for k in (2, 3, 1)) == 100
+    monkeypatch.setattr(clueweb22_build, "read_part", lambda work, index: pytest.fail("read again"))
+    clueweb22_build.build(config.source, out, config, execution)
+    for path in sorted(whole.path.iterdir()):
+        if path.name != "manifest.json":
+            assert (out / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_whole_hosts_are_held_out(tmp_path, build):
+    root = write_clueweb22(tmp_path / "w", web(100))
+    source = ClueWeb22(folder=External(name="corpus", path=str(root)))
+    config = CorpusConfig(source=source, heldout_fraction=0.5, heldout_by="host", heldout_min_chars=0)
+    corpus = Corpus(build(Stage(config)))
+    held = {corpus.hosts[h] for h in corpus.host_ids[corpus.heldout]}
+    rest = {corpus.hosts[h] for h in corpus.host_ids[~corpus.heldout_mask[: corpus.n_pages]]}
+    assert held and rest and not held & rest
