@@ -47,13 +47,14 @@ FIRST_LOOK_BYTES = 65_536  # of each file, for a task that takes over a running 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to run. folder: of this job alone, the same for every attempt at it. generation: a job of an older one is ended, not taken
-    over (Airflow's count of how often the run was cleared)."""
+    """What is to run. folder: of this job alone, the same for every attempt at it. stage: its kind, by which resources are chosen.
+    generation: a job of an older one is ended, not taken over (Airflow's count of how often the run was cleared)."""
 
     folder: Path
     command: Sequence[str]
     cwd: str
     environment: Mapping[str, str]
+    stage: str = ""
     generation: int = 0
     grace_s: float = GRACE_S
     reprieve_s: float = REPRIEVE_S
@@ -63,7 +64,7 @@ class Job:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a job ended. code: None where a signal ended it, or where nothing is known. stopped: why it was told to end ("": it was not).
-    output: its lines on stdout."""
+    output: its lines on stdout. scheduler: what a cluster's own says of it, for people."""
 
     code: int | None
     signal: int | None
@@ -71,10 +72,13 @@ class Outcome:
     out_of_memory: bool
     peak_memory_bytes: int | None
     output: tuple[str, ...]
+    scheduler: str = ""
 
 
 class Launcher(Protocol):
     """See the module's docstring."""
+
+    name: str
 
     def submit(self, job: Job) -> JobId: ...
     def status(self, job_id: JobId) -> Status: ...
@@ -98,18 +102,23 @@ class FolderLauncher:
     def alive(self, job_id: JobId) -> bool:
         raise NotImplementedError
 
+    def find(self, folder: Path) -> JobId | None:
+        """What `start` would have returned for an attempt that was started but whose id was not stored; None: there is none that lives."""
+        return None
+
     def submit(self, job: Job) -> JobId:
         """Starts the job, or returns the id of the attempt that runs. Raises OSError or TimeoutError where it does not start."""
         job.folder.mkdir(parents=True, exist_ok=True)
         with _gate(job.folder):
             newest = max((p for p in job.folder.iterdir() if p.name.isdigit()), default=None)
-            if newest is not None and (known := _json(newest / "id.json")):
-                status = self.status(known)
+            if newest is not None and (known := _json(newest / "id.json") or self._recovered(newest)):
+                other: Launcher = self if known["launcher"] == self.name else launcher_named(known["launcher"])
+                status = other.status(known)
                 if status == "running" and known["generation"] == job.generation:
                     return known
                 if status in ("running", "ending"):
-                    self.cancel(known)
-                    self._wait(lambda: self.status(known) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end")
+                    other.cancel(known)
+                    self._wait(lambda: other.status(known) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end")
             folder = job.folder / f"{int(newest.name) + 1 if newest else 1:04d}"
             folder.mkdir()
             fields = ("cwd", "grace_s", "reprieve_s", "abandoned_after_s")
@@ -117,6 +126,8 @@ class FolderLauncher:
                 **{name: getattr(job, name) for name in fields},
                 "folder": str(folder),
                 "command": list(job.command),
+                "stage": job.stage,
+                "generation": job.generation,
             }
             stage_job.write(folder / "settings.json", settings)
             known = self.start(folder, folder / "settings.json", job.environment)
@@ -186,6 +197,16 @@ class FolderLauncher:
             output=lines,
         )
 
+    def _recovered(self, folder: Path) -> JobId | None:
+        """The id of an attempt whose starter died before it stored it."""
+        settings = _json(folder / "settings.json")
+        known = self.find(folder) if settings else None
+        if settings is None or known is None:
+            return None
+        job_id = {"launcher": self.name, "folder": str(folder), "generation": settings.get("generation", 0), **known}
+        stage_job.write(folder / "id.json", job_id)
+        return job_id
+
     def _wait(self, true: Callable[[], bool], seconds: float, what: str) -> None:
         until = time.monotonic() + seconds
         while not true():
@@ -227,7 +248,19 @@ class LocalLauncher(FolderLauncher):
             return False
 
 
-LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": LocalLauncher}
+def _slurm() -> Launcher:
+    from slurm_launcher import SlurmLauncher
+
+    return SlurmLauncher()
+
+
+def _kubernetes() -> Launcher:
+    from kubernetes_launcher import KubernetesLauncher
+
+    return KubernetesLauncher()
+
+
+LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": LocalLauncher, "slurm": _slurm, "kubernetes": _kubernetes}
 
 
 def launcher_named(name: str) -> Launcher:

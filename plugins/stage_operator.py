@@ -39,6 +39,7 @@ from airflow.sdk import Asset, BaseOperator, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from launchers import Job, JobId, Outcome, launcher_named
+from placement import place_of
 
 LAST_LINES = 12  # of the command, repeated in the error
 LINE_CHARS = 4000  # a longer line of the log is cut
@@ -55,7 +56,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     The full task id, task groups included, is the stage's id: what `craw4llm plan` lists. `node`: another id of a stage, where tasks have other
     names (mapped tasks). stage: the kind of stage, shown below the task's name. parameters: names of the experiment's parameters; their values
     are the run's. replicates: of the graph that the id is looked up in. cwd: folder of the project, where relative paths start.
-    part: "I/N", one part of the stage. launcher: "" takes $CRAW4LLM_LAUNCHER, else local.
+    part: "I/N", one part of the stage. launcher: "" takes $CRAW4LLM_LAUNCHER, else what placement.py says of this kind of stage, else local.
     Raises AirflowFailException (no retry) where a retry cannot help: a wrong parameter, a missing input. AirflowException for the rest.
     """
 
@@ -95,7 +96,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 
     @property
     def launcher(self) -> Any:
-        name = self.launcher_name or os.environ.get("CRAW4LLM_LAUNCHER", "local")
+        name = self.launcher_name or os.environ.get("CRAW4LLM_LAUNCHER") or place_of(self.stage).launcher
         if "_launcher" not in self.__dict__:
             self.__dict__["_launcher"] = launcher_named(name)
         return self.__dict__["_launcher"]
@@ -119,6 +120,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         arguments = ["--json", "--jobs=1", f"--only={self.node_name}", f"--replicates={self.replicates}"]
         if self.part:
             arguments.append(f"--part={self.part}")
+        arguments += place_of(self.stage).arguments
         return craw4llm("run", *arguments, *settings(self.parameters, params), "--", self.experiment)
 
     # --- ResumableJobMixin
@@ -131,6 +133,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             command=command,
             cwd=self.cwd,
             environment=stage_environment(),
+            stage=self.stage,
             generation=generation(context),
         )
         try:
@@ -140,6 +143,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         return self._job
 
     def get_job_status(self, external_id: JobId, context: Mapping[str, Any]) -> str:
+        if external_id["launcher"] != self.launcher.name:  # the placement was changed since: a job is followed where it runs
+            self.__dict__["_launcher"] = launcher_named(external_id["launcher"])
         status = self.launcher.status(external_id)
         if status == "running" and external_id["generation"] != generation(context):
             self.launcher.cancel(external_id)  # the run was cleared since: `submit` waits for the end
@@ -311,7 +316,8 @@ def _record(outcome: Outcome) -> dict[str, Any] | None:
 
 def failure(node_id: str, outcome: Outcome, last: Sequence[str]) -> AirflowException:
     """The error for a job that did not succeed, with its cause and its last lines."""
-    said = "; its last lines:\n" + "\n".join(last) if last else ""
+    said = f"; {outcome.scheduler}" if outcome.scheduler else ""
+    said += "; its last lines:\n" + "\n".join(last) if last else ""
     peak = f" (peak memory of one process: {outcome.peak_memory_bytes / 2**30:.2f} GiB)" if outcome.peak_memory_bytes else ""
     if outcome.out_of_memory and outcome.code != 0:
         return AirflowException(f"{node_id}: the kernel's out-of-memory killer ended it or one of its processes{peak}{said}")
