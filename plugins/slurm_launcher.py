@@ -34,6 +34,7 @@ ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "COMPLETI
 ACTIVE |= {"SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"}
 ASK_EVERY_S = 2.0  # one task asks the controller no more often; the exit record is looked at each time
 CLIENT_TIMEOUT_S = 60.0
+STOPPED = 75  # exit code of a stage that was stopped and has saved
 OWN_OPTIONS = ("ranks-per-node", "save-before-limit")
 RESERVED = ("job-name", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "export", "chdir", "parsable", "array", "wrap", "comment")
 # Its own arguments reach the command as they are; the addresses are Slurm's.
@@ -92,7 +93,7 @@ class SlurmLauncher(FolderLauncher):
     def status(self, job_id: JobId) -> Status:
         folder = Path(job_id["folder"])
         record = _json(folder / "exit.json")
-        if record and record["stopped"] != "signal":
+        if record and not may_go_on(record):
             return "succeeded" if record["code"] == 0 and not record["stopped"] else "failed"
         word = self._word(job_id)
         if word is None or word["JobState"] in ACTIVE:  # None: the controller does not answer, so nobody knows better
@@ -161,6 +162,11 @@ class SlurmLauncher(FolderLauncher):
             return subprocess.run(command, env=env, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", f"no answer in {CLIENT_TIMEOUT_S:.0f} s")
+
+
+def may_go_on(record: Mapping[str, Any]) -> bool:
+    """Whether an exit record tells of an end that may be Slurm's doing: it signals the command and stage_job.py at once, and either may be first."""
+    return record["stopped"] == "signal" or (not record["stopped"] and (record["code"] == STOPPED or record["signal"] is not None))
 
 
 def job_name(folder: Path) -> str:

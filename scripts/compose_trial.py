@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=PROJECT / "build" / "compose-trial")
     parser.add_argument("--keep", action="store_true", help="keep the images and the folder for another trial")
     given = parser.parse_args()
-    missing = [name for name in ("dockerd", "docker", "debootstrap", "iptables", "nsenter", "ip") if shutil.which(name) is None]
+    missing = [name for name in ("dockerd", "docker", "debootstrap", "iptables-nft", "nsenter", "ip") if shutil.which(name) is None]
     if compose_command() is None:
         missing.append("docker-compose")
     if os.geteuid() != 0:
@@ -104,7 +104,7 @@ def docker(folder: Path) -> Any:
     for name in ("iptables", "ip6tables"):  # a namespace without the legacy tables
         link = tools / name
         link.unlink(missing_ok=True)
-        link.symlink_to(shutil.which(f"{name}-nft") or shutil.which(name) or name)
+        link.symlink_to(shutil.which(f"{name}-nft") or name)
     os.environ["DOCKER_HOST"] = f"unix://{socket}"
     try:
         yield from daemon(folder, socket, tools)

@@ -7,7 +7,7 @@
     python scripts/local_slurm.py FOLDER [--nodes 2]      stays in the foreground; prints the line that other terminals need
 
 Needs Debian's slurmctld, slurmd, slurm-client and munge, and root. Two partitions: `main`, whose jobs are queued again when `urgent` needs the
-processors. No accounting, as on many small clusters. Several nodes are several slurmd with ports and names of their own.
+processors. No accounting, as on many small clusters. Several nodes are several slurmd with ports and names of their own. A job that is queued again waits for 11 s (cred_expire), elsewhere for two minutes.
 """
 
 import argparse
@@ -99,7 +99,7 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={self.folder}/munge.socket
+AuthInfo=socket={self.folder}/munge.socket,cred_expire=10
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 StateSaveLocation={self.folder}/state
 SlurmdSpoolDir={self.folder}/spool%n
@@ -123,6 +123,7 @@ KillWait=25
 SlurmctldTimeout=60
 SlurmdTimeout=60
 InactiveLimit=0
+MessageTimeout=4
 MinJobAge=300
 {nodes}
 PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
