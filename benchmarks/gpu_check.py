@@ -14,18 +14,23 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from craw4llm.artifact import Artifact, Result, Store
+from craw4llm.errors import ConfigError
 from craw4llm.tokens.shards import write_shards
+from training import float8
 from training.configs import NEOX_VOCAB, TrainConfig
 from training.device import numerics, resolve
 from training.distributed import Ranks
-from training.loop import LossOf, gradients
+from training.loop import LossOf, gradients, largest_that_fits
 from training.model import Transformer
 from training.optimizer import adamw
 from training.watch import METRICS, SPEED, peak_flops
 
+LEARNING_STEPS = 40
 RUN = """
 import json, pathlib, sys
 from craw4llm.artifact import Store
@@ -86,11 +91,8 @@ def main() -> int:
                 except Exception as error:
                     table.add(f"step, {label}", f"failed: {type(error).__name__}: {str(error).splitlines()[0]}", failed=True)
                     continue
-                peak = peak_flops(device)
-                mfu = tokens_per_s * config.shape.flops_per_token(vocab) / peak if peak else None
-                result[f"{label}_tokens_per_s"], result[f"{label}_mfu"] = round(tokens_per_s, 1), mfu and round(mfu, 4)
-                table.add(f"step, {label}", f"{tokens_per_s:,.0f} tokens/s, MFU {f'{mfu:.1%}' if mfu else 'not known for this device'}")
-            table.add("step, FP8", "not measured: there is no FP8 path")
+                result |= add_speed(table, label, tokens_per_s, config, device)
+            result |= eight_bits(config, device, micro, batch, table, emulate=cpu)
             result["resume_equal"] = kill_and_resume(config, device, micro, table)
     print(f"\n{name}, torch {torch.__version__}, {size}, vocabulary {vocab}, context {context}, {config.precision}")
     width = max(len(what) for what, _ in table.rows)
@@ -100,17 +102,63 @@ def main() -> int:
     return int(table.failed)
 
 
+def add_speed(table: Table, label: str, tokens_per_s: float, config: TrainConfig, device: torch.device) -> dict[str, float | None]:
+    peak = peak_flops(device)
+    mfu = tokens_per_s * config.shape.flops_per_token(config.vocab_size) / peak if peak else None
+    table.add(f"step, {label}", f"{tokens_per_s:,.0f} tokens/s, MFU {f'{mfu:.1%}' if mfu else 'not known for this device'}")
+    key = label.replace(", ", "_")
+    return {f"{key}_tokens_per_s": round(tokens_per_s, 1), f"{key}_mfu": mfu and round(mfu, 4)}
+
+
+def eight_bits(config: TrainConfig, device: torch.device, micro: int, batch: int, table: Table, emulate: bool) -> dict[str, float | None]:
+    """Speed of a compiled step with 8-bit products (torchao), and the loss after a few steps against bfloat16. emulate: CPUs."""
+    found: dict[str, float | None] = {"fp8_loss_delta": None}
+    try:
+        if not emulate:
+            speed = timed(dataclasses.replace(config, precision="fp8"), device, micro, batch, compiled=True)
+            found |= add_speed(table, "FP8, compiled", speed, config, device)
+        losses = {p: learnt(dataclasses.replace(config, precision=p), device, min(micro, 16), emulate) for p in ("bf16", "fp8")}
+    except ConfigError as error:  # torchao is an extra; older cards have no such products
+        table.add("FP8", f"not measured: {error}")
+        return found
+    found["fp8_loss_delta"] = losses["fp8"] - losses["bf16"]
+    what = "FP8, emulated" if emulate else "FP8"
+    delta = found["fp8_loss_delta"]
+    table.add(f"{what}, loss after {LEARNING_STEPS} steps", f"{losses['fp8']:.4f}, bf16 {losses['bf16']:.4f}: {delta:+.4f}")
+    return found
+
+
+def learnt(config: TrainConfig, device: torch.device, sequences: int, emulate: bool) -> float:
+    """Mean loss of the last five of LEARNING_STEPS steps on samples with something to learn: each token is the one before it plus 3,
+    but for one in ten."""
+    model = Transformer(config.shape, config.vocab_size).to(device)
+    if config.precision == "fp8":
+        float8.convert(model, device, emulate=emulate)
+    loss_of, optimizer, parameters = LossOf(model, config), adamw(model, config), list(model.parameters())
+    generator, losses = torch.Generator().manual_seed(0), []
+    for _ in range(LEARNING_STEPS):
+        shape = (sequences, config.shape.context + 1)
+        jumps = torch.where(torch.rand(shape, generator=generator) < 0.9, 3, torch.randint(256, shape, generator=generator))
+        samples = (jumps.cumsum(1) % 256).to(device)
+        losses.append(gradients(loss_of, samples[:, :-1], samples[:, 1:], sequences, Ranks()).item())
+        torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return statistics.fmean(losses[-5:])
+
+
 def fitting(config: TrainConfig, device: torch.device, table: Table, largest: int) -> int:
     """The largest of `largest`, its half, its quarter ... sequences whose step fits; 0 if none does."""
-    micro = largest
-    while micro:
-        try:
-            timed(config, device, micro, micro, False, rounds=1)
-        except torch.OutOfMemoryError:
-            micro //= 2
-            gc.collect()
+
+    def attempt(micro: int) -> None:
+        gc.collect()
+        if device.type == "cuda":
             torch.cuda.empty_cache()
-            continue
+            torch.cuda.reset_peak_memory_stats(device)
+        timed(config, device, micro, micro, False, rounds=1)
+
+    micro = largest_that_fits(largest, attempt)
+    if micro:
         memory = f", {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB" if device.type == "cuda" else ""
         table.add("micro-batch that fits", f"{micro} sequences{memory}{' (the largest tried)' if micro == largest else ''}")
         return micro
@@ -121,6 +169,8 @@ def fitting(config: TrainConfig, device: torch.device, table: Table, largest: in
 def timed(config: TrainConfig, device: torch.device, micro: int, batch: int, compiled: bool, rounds: int = 5) -> float:
     """Tokens per second: median of the rounds after a warm-up of two."""
     model = Transformer(config.shape, config.vocab_size).to(device)
+    if config.precision == "fp8":
+        float8.convert(model, device)
     if compiled:
         for block in model.blocks:
             block.compile()
@@ -188,6 +238,8 @@ def run(root: Path, name: str, config: TrainConfig, device: torch.device, micro:
 def write_tokens(root: Path, name: str, samples: np.ndarray, vocab_size: int) -> None:
     def write(out: Path) -> Result:
         write_shards(out / "shards", samples, np.arange(len(samples)))
+        one = {"page": [0], "n_bytes": [4 * samples.size], "first_token": [0], "n_tokens": [samples.size]}
+        pq.write_table(pa.table(one), out / "documents.parquet")
         counts = {"samples": len(samples), "sample_tokens": samples.shape[1], "vocab_size": vocab_size, "tokens": samples.size}
         return Result(counts={k: (v, "") for k, v in counts.items()})
 

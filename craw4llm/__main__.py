@@ -1,13 +1,15 @@
-"""The command line: `craw4llm plan|run|show|diff|export|verify|gc|fetch|score|evaluate|compare|tasks`, also `python -m craw4llm`.
+"""The command line: `craw4llm plan|run|show|diff|export|export-edges|verify|gc|fetch|score|evaluate|compare|tasks`; `python -m craw4llm`.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path
     craw4llm run tiny --only quality.crawl           one stage, its inputs must be there (what an Airflow task runs)
+    craw4llm run tiny --only corpus --part 2/8       a share of one stage, for several hosts (craw4llm.stage: run_part)
 
 Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artifact; 5 a stage; 6 the disk; 75 a stage was asked to
 end and has saved where it is (run it again); 130 interrupted.
 """
 
+import dataclasses
 import importlib.metadata
 import json
 import logging
@@ -16,16 +18,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from craw4llm import __version__
-from craw4llm.artifact import Store
+from craw4llm.artifact import Store, storage_errors
 from craw4llm.errors import ConfigError, Craw4LLMError
 from craw4llm.execution import Execution, default_workers
-from craw4llm.experiment import Graph, expand, load, names
-from craw4llm.options import root_option
+from craw4llm.experiment import Graph, expand, keep, kept_names, load, names
+from craw4llm.options import Bytes, Part, root_option
 
 COMMANDS = "craw4llm.commands"  # entry-point group of further commands, so that `craw4llm` need not import `training`
 
@@ -62,38 +64,53 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None) -> Graph:
+def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> Graph:
+    return expand(load(experiment, root), _given(settings), replicates)
+
+
+def _given(settings: tuple[str, ...]) -> dict[str, str]:
     given = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise ConfigError(f"--set {setting!r}: expected KEY=VALUE")
         given[name] = value
-    return expand(load(experiment), given, replicates)
+    return given
 
 
 @cli.command()
 @_options
-def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> None:
-    """Show the stages of EXPERIMENT, what is finished, and what the arms will cost."""
-    from craw4llm.plan import describe
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: stages to do, cost, facts per arm, what is absent or short.")
+def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path, as_json: bool) -> None:
+    """Show the stages of EXPERIMENT, what is finished, what the arms will cost, and what will fall short. Nothing is run."""
+    from craw4llm.plan import describe, summary
     from craw4llm.runner import make_plan
 
-    graph = _graph(experiment, settings, replicates)
-    click.echo(describe(make_plan(graph, Execution(root=root))))
+    graph = _graph(experiment, settings, replicates, root)
+    planned = make_plan(graph, Execution(root=root), absent_inputs=True)
+    click.echo(json.dumps(summary(planned) | {"text": describe(planned)}) if as_json else describe(planned))
 
 
 @cli.command()
 @_options
 @click.option("--only", default="", help="One stage: an id that `plan` lists, or a stage kind. Its inputs must be finished.")
+@click.option("--part", type=Part(), help="With --only: prepare this share of the stage and stop; the run without it puts all together.")
 @click.option("--arm", default="", help="Only stages of this arm or policy.")
 @click.option("--jobs", type=click.IntRange(1), default=default_workers, show_default="processors", help="Stages at a time.")
 @click.option("--workers", type=click.IntRange(1), default=default_workers, show_default="processors", help="Processes a stage may use.")
+@click.option("--memory", type=Bytes(), default="2G", show_default=True, help="For stages that sort on disk (corpus).")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 ...")
 @click.option("--micro-batch", type=click.IntRange(0), default=0, help="Sequences a device takes at once (0: chosen).")
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Training processes, one device each.")
 @click.option("--save-every", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds between saved training states.")
 @click.option("--keep-states", type=click.IntRange(1), default=2, show_default=True, help="Training states kept while a run lasts.")
+@click.option("--milestone-every", type=click.IntRange(0), default=0, help="Keep training states at multiples of so many steps.")
+@click.option("--validate-every", type=click.IntRange(0), default=0, help="Steps between two held-out losses (0: at the end).")
+@click.option("--parallel", type=click.Choice(["ddp", "fsdp"]), default="ddp", show_default=True, help="Ranks hold all, or parts.")
+@click.option("--loader-workers", type=click.IntRange(0), default=1, show_default=True, help="Threads that read batches ahead.")
+@click.option("--shards-from", default="", help="Address of a copy of the artifact root, for training shards that are not here.")
+@click.option("--tensorboard", type=click.Path(file_okay=False, path_type=Path), help="A folder for TensorBoard's files.")
+@click.option("--wandb", default="", help="A Weights & Biases project to log training to.")
 @click.option("--compile/--no-compile", default=None, help="torch.compile the model (default: on CUDA).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per stage: what it made and where; all else goes to stderr.")
 def run(
@@ -102,14 +119,23 @@ def run(
     replicates: int | None,
     root: Path,
     only: str,
+    part: tuple[int, int] | None,
     arm: str,
     jobs: int,
     workers: int,
+    memory: int,
     device: str,
     micro_batch: int,
     ranks: int,
     save_every: float,
     keep_states: int,
+    milestone_every: int,
+    validate_every: int,
+    parallel: Literal["ddp", "fsdp"],
+    loader_workers: int,
+    shards_from: str,
+    tensorboard: Path | None,
+    wandb: str,
     compile: bool | None,
     as_json: bool,
 ) -> None:
@@ -117,19 +143,36 @@ def run(
     from craw4llm import browse, runner
 
     started = time.monotonic()
-    graph = _graph(experiment, settings, replicates)
+    graph = _graph(experiment, settings, replicates, root)
     execution = Execution(
         root=root,
         workers=workers,
+        memory_bytes=memory,
         device=device,
         micro_batch=micro_batch,
         ranks=ranks,
         save_every_s=save_every,
         keep_states=keep_states,
+        milestone_steps=milestone_every,
+        validate_steps=validate_every,
+        parallel=parallel,
+        loader_workers=loader_workers,
+        shards_from=shards_from,
+        tensorboard=tensorboard,
+        wandb=wandb,
         compile=compile,
     )
     planned = runner.make_plan(graph, execution)
     nodes = graph.select(only, arm)
+    if part is not None:
+        if len(nodes) != 1 or not only:
+            raise ConfigError(f"--part {part[0]}/{part[1]} needs --only with one stage; these are {', '.join(n.id for n in nodes)}")
+        runner.record(planned)
+        done = runner.build_part(planned, nodes[0], execution, *part)
+        work = planned.work[nodes[0].id]
+        facts = {"node": nodes[0].id, "stage": work.config.stage, "fingerprint": work.fingerprint, "part": list(part), "done": done}
+        click.echo(json.dumps(facts) if as_json else f"{nodes[0].id}, part {part[0]} of {part[1]}: {done}")
+        return
     if arm and not only:  # an arm is of use only with all that it is made from
         wanted = {s.key for node in nodes for s in node.stage.ancestors()}
         nodes = tuple(n for n in graph.nodes if n.stage.key in wanted)
@@ -153,22 +196,57 @@ def run(
 
 
 @cli.command()
+@_options
+def declare(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path) -> None:
+    """Keep EXPERIMENT with these values under a name of its own, which all commands know, and print the name."""
+    declared = load(experiment, root)
+    with storage_errors(root):
+        click.echo(keep(declared, _given(settings), declared.replicates if replicates is None else replicates, root).name)
+
+
+@cli.command()
+@_options
+@click.option("--run-id", required=True, help="Who claims it: a run that asks again has what it had.")
+@click.option("--release", "give_back", is_flag=True, help="Give the run's replicate back instead.")
+def claim(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path, run_id: str, give_back: bool) -> None:
+    """Claim the next replicate of EXPERIMENT for a run, and print it as JSON; or say why no further one is wanted."""
+    from craw4llm import reruns
+
+    declared, given = load(experiment, root), _given(settings)
+    if replicates is not None:
+        declared = dataclasses.replace(declared, until_replicates=replicates)
+    if give_back:
+        click.echo(json.dumps({"released": reruns.release(declared, given, root, run_id)}))
+    else:
+        click.echo(json.dumps(reruns.claim(declared, given, root, run_id)))
+
+
+@cli.command()
 @click.argument("name", required=False)
 @click.argument("what", required=False)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="For a crawl: also write its plot to this file.")
+@click.option("--seeds", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For a corpus: what is reachable from these.")
 @root_option
-def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> None:
+def show(name: str | None, what: str | None, svg: Path | None, seeds: Path | None, root: Path) -> None:
     """List experiments and their runs; or show the runs of an experiment, or an artifact named by its fingerprint.
 
     `show crawl FINGERPRINT`: the iterations of a crawl, with a plot of its scores.
-    `show page URL`: a page's life: found and crawled when and through which page, score, selected or why not, in which samples.
+    `show corpus EXPERIMENT|FINGERPRINT|FOLDER`: pages, hosts, languages, links, degrees, text sizes, what can be reached.
+    `show page URL|ID`: a page with its links, and its life: found and crawled when and through which page, score, selected or why not,
+    in which samples.
     """
     from craw4llm import browse
 
-    if what is None and name not in ("crawl", "page"):
-        click.echo(browse.show(name, root, names()))
+    if what is None and name not in ("corpus", "crawl", "page"):
+        click.echo(browse.show(name, root, [*names(), *kept_names(root)]))
     elif what is not None and name == "page":
         click.echo(browse.show_page(what, root))
+    elif what is not None and name == "corpus":
+        from craw4llm.corpus.reader import Corpus
+        from craw4llm.corpus.show import describe as describe_corpus
+        from craw4llm.corpus.show import find_corpora
+
+        click.echo("\n\n".join(describe_corpus(Corpus(artifact), seeds) for artifact in find_corpora(what, root)))
     elif what is not None and name == "crawl":
         from craw4llm.crawl.show import describe, open_crawl, plot_svg
 
@@ -177,7 +255,7 @@ def show(name: str | None, what: str | None, svg: Path | None, root: Path) -> No
         if svg is not None:
             plot_svg(trace, svg)
     else:
-        raise ConfigError(f"show {name} {what or ''}: expected `show`, `show NAME`, `show crawl FINGERPRINT` or `show page URL`")
+        raise ConfigError(f"show {name} {what or ''}: expected `show`, `show NAME`, or `show corpus|crawl|page WHAT`")
 
 
 @cli.command()
@@ -202,6 +280,19 @@ def export(selection: str, out: Path, root: Path) -> None:
 
     count = write(browse.find(selection, root, "select"), out)
     click.echo(f"{count:,} pages: {out.resolve()}")
+
+
+@cli.command("export-edges")
+@click.argument("corpus")
+@click.option("--out", required=True, type=Path, help="Folder to write: nodes.parquet and edges.parquet.")
+@root_option
+def export_edges(corpus: str, out: Path, root: Path) -> None:
+    """Write the link graph of CORPUS (the fingerprint of a corpus artifact, or its beginning) as plain Parquet."""
+    from craw4llm import browse
+    from craw4llm.corpus.edges import export_edges as write
+
+    nodes, edges = write(browse.find(corpus, root, "corpus"), out)
+    click.echo(f"{nodes:,} nodes, {edges:,} edges: {out.resolve()}")
 
 
 @cli.command()

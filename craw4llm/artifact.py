@@ -132,6 +132,10 @@ class Store:
     def path(self, stage: str, fingerprint: str) -> Path:
         return self.root / stage / fingerprint
 
+    def partial(self, stage: str, fingerprint: str) -> Path:
+        """Where the artifact is written until it is finished."""
+        return self.root / stage / f".partial-{fingerprint}"
+
     def find(self, stage: str, fingerprint: str) -> Artifact | None:
         """The finished artifact, or None."""
         manifest = self.path(stage, fingerprint) / MANIFEST
@@ -175,7 +179,7 @@ class Store:
             found = self.find(stage, fingerprint)
             if found is not None:
                 return found, False
-            partial = self.root / stage / f".partial-{fingerprint}"
+            partial = self.partial(stage, fingerprint)
             if partial.exists() and not keep_partial:
                 shutil.rmtree(partial)
             partial.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ What each stage writes is in docs/artifacts.md.
 """
 
 import dataclasses
+import re
 from typing import ClassVar, Literal, get_args
 
 from craw4llm.errors import ConfigError
@@ -28,6 +29,10 @@ Policy = Literal[
 ]
 Knowledge = Literal["target_text", "full_graph", "live"]
 Dangling = Literal["dead", "outside"]
+Obeyed = Literal["no_train", "noai", "noarchive", "noindex", "nosnippet", "tdm_reserved"]  # craw4llm.corpus.records.Signal
+Column = Literal[
+    "url", "text", "outlinks", "anchors", "link_flags", "doc_id", "language", "canonical", "signals", "score", "package"
+]  # of Parquet and JSON lines: docs/corpus.md
 Found = Literal["off", "report", "drop"]  # what is done about copies
 
 # What a policy may know when it orders the frontier (docs/artifacts.md, "Policies"). `target_text` costs a fetch per discovered page.
@@ -46,6 +51,7 @@ KNOWLEDGE: dict[str, Knowledge] = {
     "predicted": "live",
 }
 NEEDS_RANK = frozenset({"pagerank", "harmonic"})
+OTHER_SCORE = re.compile(r"score_[a-z0-9_]+")  # names of a crawl's inputs that are further scorers
 NEEDS_SCORER = frozenset({"quality", "parent_first", "parent_mean", "parent_max", "parent_min", "predicted"})
 
 
@@ -55,6 +61,11 @@ class SyntheticWeb:
 
     homophily: share of a page's links that prefer targets of like quality; the rest go anywhere on the web.
     dead_share: share of links that lead to URLs that do not exist.
+    host_skew: hosts have 1 / rank^host_skew of the pages; 0: all the same. hub_share: of the links that do not follow quality, the share
+    that goes to hubs (home pages, and some others by a power law). navigation_links: links of every page into its own host, the first to
+    its home page. empty_share, copy_share: pages without text, and near-copies of another page.
+    traps: further hosts with a calendar of `trap_pages` pages each, without worth, each linked to the next, the last to days that do not
+    exist; two pages in a hundred link to one. link_texts: links have anchor texts, in words that show the target's quality, and flags.
     """
 
     pages: int = 4000
@@ -62,6 +73,14 @@ class SyntheticWeb:
     mean_links: float = 12.0
     homophily: float = 0.7
     dead_share: float = 0.08
+    host_skew: float = 0.7
+    hub_share: float = 0.5
+    navigation_links: int = 1
+    empty_share: float = 0.02
+    copy_share: float = 0.02
+    traps: int = 0
+    trap_pages: int = 365
+    link_texts: bool = False
     seed: int = 0
 
 
@@ -148,32 +167,106 @@ ScorerSource = External | SyntheticText | Length | UrlFeature | GraphMeasure | E
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HtmlLimits:
+    """What reading one HTML page may take; a page that takes more is a reject with its reason (craw4llm.corpus.extraction).
+
+    page_bytes: HTML after HTTP decoding. page_seconds: processor time. memory_bytes: address space.
+    """
+
+    page_bytes: int = 5_000_000
+    page_seconds: float = 20.0
+    memory_bytes: int = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarcArchive:
+    """WARC files with what Common Crawl derives from them (craw4llm.corpus.warc). A WARC file or folder as a plain source has the defaults.
+
+    files: one file, or a folder of WARC, WET and WAT files. text: where the folder has a WET record of a page too, its text is the page's
+        main content ("html"), or the record's ("wet"). links: likewise the page's ("html") or the WAT record's ("wat").
+    Pages of WET files whose WARC file is not there have the text of the WET record, and the links of the WAT record where there is one.
+    """
+
+    files: External
+    text: Literal["html", "wet"] = "html"
+    links: Literal["html", "wat"] = "html"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UrlRules:
+    """What is one page, beyond the URL standard's canonical form (craw4llm.corpus.urls).
+
+    query: parameters are "kept" as written, or "sorted" by name. drop_tracking: parameters of the shipped list (utm_source, gclid, ...)
+    are taken out.
+    """
+
+    query: Literal["kept", "sorted"] = "kept"
+    drop_tracking: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig(Config):
     """-> page table, texts, link graph, held-out ids.
 
-    source: a Parquet file with url, text, outlinks; a folder with web.json (an HTML tree, or where none could be had, the recipe of
-        a synthetic web); or SyntheticWeb.
+    source: a file or folder in one of the forms of docs/corpus.md; WarcArchive, an archive with its choices; or SyntheticWeb.
+    html: limits for reading one HTML page (HTML tree and WARC).
+    columns: (name that the corpus uses, name in the source) for Parquet and JSON lines whose fields are called otherwise.
     heldout_fraction: share of the pages drawn by hash of their URL, before any policy: never crawlable, never selected.
+    heldout_by: the hash is of each page's URL, or of its host, so that a host is held out whole.
     heldout_min_chars: a page with less text is never drawn as held-out.
     dangling_links: links to URLs that the corpus does not hold are "dead" (requested once, counted as a fetch) or "outside"
         (not followed, as the paper filters links that leave its collection).
     max_text_chars: the rest of a longer text is cut off, and counted.
+    url_rules: what counts as one URL. duplicates: of several records of one URL, the "first" or the "last" in the source's order is the
+        page; the others are rejects.
+    nofollow: links that their page marks nofollow, ugc or sponsored, and all links of a page whose owner says so, are followed like any
+        other, or dropped and counted.
+    obey: pages whose owner asks for one of these (a robots meta element or header, an AI preference) are left out, and counted.
+    max_reject_share: with a larger share of unusable records (repeats of a URL not counted) the build fails.
     """
 
     stage: ClassVar[str] = "corpus"
-    source: External | SyntheticWeb
+    version: ClassVar[int] = 2
+    source: External | SyntheticWeb | WarcArchive
+    html: HtmlLimits = HtmlLimits()
+    columns: tuple[tuple[str, str], ...] = ()
     heldout_fraction: float = 0.01
+    heldout_by: Literal["page", "host"] = "page"
     heldout_min_chars: int = 200
     dangling_links: Dangling = "dead"
     max_text_chars: int = 100_000
+    url_rules: UrlRules = UrlRules()
+    duplicates: Literal["first", "last"] = "first"
+    nofollow: Literal["follow", "drop"] = "follow"
+    obey: tuple[Obeyed, ...] = ()
+    max_reject_share: float = 0.5
 
     def check(self) -> None:
         if not 0 <= self.heldout_fraction < 1:
             raise self.refuse("heldout_fraction", "at least 0 and under 1")
+        if self.heldout_by not in ("page", "host"):
+            raise self.refuse("heldout_by", "page or host")
         if self.dangling_links not in get_args(Dangling):
             raise self.refuse("dangling_links", "dead or outside")
         if self.max_text_chars < 1:
             raise self.refuse("max_text_chars", "at least 1")
+        if self.html.page_bytes < 1 or not 0 < self.html.page_seconds <= 3600 or self.html.memory_bytes < 64 << 20:
+            raise self.refuse("html", "page_bytes of at least 1, page_seconds above 0 and up to 3600, memory_bytes of at least 64 MiB")
+        if isinstance(self.source, WarcArchive) and (self.source.text not in ("html", "wet") or self.source.links not in ("html", "wat")):
+            raise self.refuse("source", "text html or wet, and links html or wat")
+        if self.url_rules.query not in ("kept", "sorted"):
+            raise self.refuse("url_rules", 'query "kept" or "sorted"')
+        if self.duplicates not in ("first", "last"):
+            raise self.refuse("duplicates", "first or last")
+        if self.nofollow not in ("follow", "drop"):
+            raise self.refuse("nofollow", "follow or drop")
+        if not set(self.obey) <= set(get_args(Obeyed)) or list(self.obey) != sorted(set(self.obey)):
+            raise self.refuse("obey", f"names in alphabetical order, of {', '.join(get_args(Obeyed))}")
+        if not 0 <= self.max_reject_share < 1:
+            raise self.refuse("max_reject_share", "at least 0 and under 1")
+        unknown = {name for name, _ in self.columns} - set(get_args(Column))
+        if unknown or len({name for name, _ in self.columns}) < len(self.columns):
+            raise self.refuse("columns", f"pairs (name, name in the source), each name once, of {', '.join(get_args(Column))}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -279,28 +372,35 @@ class ScoreConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CrawlConfig(Config):
-    """corpus [, scorer] [, rank] [, match] -> what was discovered, fetched and crawled, in order.
+    """corpus [, scorer] [, rank] [, match] [, lengths] [, score_*] -> what was discovered, fetched and crawled, in order.
 
-    rank: for the policies pagerank and harmonic, the scorer of that kind over the same corpus.
+    rank: for the policies pagerank and harmonic, the scorer of that kind over the same corpus. lengths: for budget_tokens, a scorer of kind
+    "length" in tokens. Inputs named `score_<name>` are further scorers: what they say of the fetched pages is kept beside the crawl.
 
     Mode "paper": Algorithm 1 of Craw4LLM (arXiv 2502.13347). All seeds are crawled first; then batches of the `batch_pages`
     best frontier pages. The crawl goes on until it has covered *every* budget that is given, and ends exactly there:
 
     budget_pages: pages crawled. budget_fetches: fetches (requests: pages whose text was read, plus dead links).
-    match_fetches: as many fetches as the crawl given as the input `match` made.
+    match_fetches: as many fetches as the crawl given as the input `match` made. budget_tokens: tokens of the pages crawled, one
+        end-of-text a page included.
     Mode "released" is the crawl of the released code with its warts (craw4llm.crawl.released); its --seed is `rng_seed`, 42 there.
 
     seeds: a file with one URL a line; without it `seed_count` pages drawn by a hash of (seed_set, URL).
     rng_seed: of the random policy, and of what `predicted` explores. explore_share: share of the targets that `predicted` crawls as soon as
         it meets them.
+    pages_per_host, pages_per_domain: at most so many pages crawled of a host, or of a registered domain (None: no cap); seeds count, but
+        are crawled whatever the caps say. restart_seeds: when nothing is left to crawl, so many further pages of the draw of seeds are the
+        next seeds, again and again (0: the crawl ends there).
     """
 
     stage: ClassVar[str] = "crawl"
+    variadic: ClassVar[bool] = True
     inputs: ClassVar[tuple[str, ...]] = ("corpus",)
-    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "rank", "match")
+    optional_inputs: ClassVar[tuple[str, ...]] = ("scorer", "rank", "match", "lengths")
     policy: Policy
     budget_pages: int | None = None
     budget_fetches: int | None = None
+    budget_tokens: int | None = None
     match_fetches: bool = False
     batch_pages: int = 50
     mode: Literal["paper", "released"] = "paper"
@@ -309,6 +409,9 @@ class CrawlConfig(Config):
     seed_set: int = 0
     rng_seed: int = 0
     explore_share: float = 0.05
+    pages_per_host: int | None = None
+    pages_per_domain: int | None = None
+    restart_seeds: int = 0
 
     def check(self) -> None:
         if not 0 <= self.explore_share < 1:
@@ -322,19 +425,31 @@ class CrawlConfig(Config):
                 raise self.refuse("policy", "quality, indegree or random in mode released: the released code has no other")
             if self.seeds is None:
                 raise self.refuse("seeds", "a file of seeds in mode released")
-            if self.budget_pages is None or self.budget_fetches is not None or self.match_fetches:
+            if self.budget_pages is None or self.budget_fetches is not None or self.budget_tokens is not None or self.match_fetches:
                 raise self.refuse("budget_pages", "a budget in pages crawled alone in mode released")
-        for field in ("budget_pages", "budget_fetches"):
+            for field in ("pages_per_host", "pages_per_domain", "restart_seeds"):
+                if getattr(self, field):
+                    raise self.refuse(field, "none in mode released: the released code has no such thing")
+        budgets = ("budget_pages", "budget_fetches", "budget_tokens")
+        for field in (*budgets, "pages_per_host", "pages_per_domain"):
             if getattr(self, field) is not None and getattr(self, field) < 1:
                 raise self.refuse(field, "at least 1")
-        if self.budget_pages is None and self.budget_fetches is None and not self.match_fetches:
-            raise self.refuse("budget_pages", "a budget: budget_pages, budget_fetches or match_fetches")
+        if all(getattr(self, field) is None for field in budgets) and not self.match_fetches:
+            raise self.refuse("budget_pages", "a budget: budget_pages, budget_fetches, budget_tokens or match_fetches")
+        if self.restart_seeds < 0:
+            raise self.refuse("restart_seeds", "0 or more")
         if self.batch_pages < 1:
             raise self.refuse("batch_pages", "at least 1")
         if self.seeds is None and self.seed_count < 1:
             raise self.refuse("seed_count", "at least 1")
 
     def check_inputs(self, names: frozenset[str]) -> None:
+        others = sorted(name for name in names - {*self.inputs, *self.optional_inputs} if not OTHER_SCORE.fullmatch(name))
+        if others or "corpus" not in names:
+            takes = "corpus, [scorer], [rank], [match], [lengths] and [score_<name>] with a name of small letters, digits and _"
+            raise ConfigError(f"crawl: given the inputs {', '.join(sorted(names)) or 'none'}; it takes {takes}")
+        if (self.budget_tokens is not None) != ("lengths" in names):
+            raise self.refuse("budget_tokens", "a number of tokens exactly when the input `lengths` is given")
         if self.policy in NEEDS_SCORER and "scorer" not in names:
             raise self.refuse("policy", "a policy that needs no scores, or the input `scorer`")
         counts = self.mode == "released" and self.policy == "indegree"  # may be given the anchor counts of the inlink files

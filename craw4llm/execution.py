@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Literal, TextIO
 
 from tqdm import tqdm
 
@@ -30,12 +30,14 @@ def default_workers() -> int:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
     """root: the artifact root. workers: processes a stage may use. device: "auto", "cpu", "cuda" or "cuda:1".
-    micro_batch: sequences a device takes at once (0: chosen by the stage). threads: per process of numeric libraries.
-    ranks: processes of one training run, each with a device of its own. save_every_s: seconds between two saved training states (more
-    where writing one takes long). keep_states: how many of them are kept. milestone_steps: states at multiples of so many steps are
-    kept besides, until the run ends (0: none). validate_steps: steps between two held-out losses (0: at the end only). compile:
-    torch.compile (None: on CUDA). tensorboard: a folder for TensorBoard's files. wandb: a Weights & Biases project to log to.
-    report: receives progress lines instead of the terminal, where given.
+    micro_batch: sequences a device takes at once (0: chosen by the stage). threads: per process of numeric libraries. ranks: processes of
+    one training run, each with a device of its own. save_every_s: seconds between two saved training states (more where writing one takes
+    long). keep_states: how many of them are kept. milestone_steps: states at multiples of so many steps are kept besides, until the run
+    ends (0: none). validate_steps: steps between two held-out losses (0: at the end only). parallel: "ddp" or "fsdp", how ranks share a
+    model. loader_workers: threads that read batches ahead. shards_from: address of a copy of the artifact root, from which training
+    shards that are missing here are fetched. compile: torch.compile (None: on CUDA). tensorboard: a folder for TensorBoard's files.
+    wandb: a Weights & Biases project to log to. memory_bytes: what the processes of a stage that sorts on disk (corpus) take for that,
+    all together. report: receives progress lines instead of the terminal, where given.
     """
 
     root: Path = Path("artifacts")
@@ -43,11 +45,15 @@ class Execution:
     device: str = "auto"
     micro_batch: int = 0
     threads: int = 1
+    memory_bytes: int = 2 << 30
     ranks: int = 1
     save_every_s: float = 10.0
     keep_states: int = 2
     milestone_steps: int = 0
     validate_steps: int = 0
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    loader_workers: int = 1
+    shards_from: str = ""
     compile: bool | None = None
     tensorboard: Path | None = None
     wandb: str = ""

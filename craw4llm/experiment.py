@@ -14,9 +14,13 @@ Experiments are declared in `dags/experiments/`, one module each, and import con
 """
 
 import dataclasses
+import hashlib
 import importlib.util
 import inspect
+import json
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +41,9 @@ class Parameter:
     default: Any
     help: str = ""
     choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    many: bool = False  # a text that lists some of the choices, each once, separated by commas
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,13 +61,23 @@ class Arms:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """A declared experiment."""
+    """A declared experiment.
+
+    For orchestrators: owner; schedule, a cron expression of reruns ("" for none), each of which adds a replicate until the report has its
+    verdict or there are `until_replicates`; approve_above_gpu_hours, what a run may cost without a person's word;
+    parts, kind of a stage -> parts that it is made in, a task each, on as many workers as there are.
+    """
 
     name: str
     build: Callable[..., Arms]
     parameters: Mapping[str, Parameter]
     replicates: int
     tags: tuple[str, ...]
+    owner: str = "craw4llm"
+    schedule: str = ""
+    until_replicates: int = 0
+    approve_above_gpu_hours: float = 24.0
+    parts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def doc(self) -> str:
@@ -76,15 +93,31 @@ class Experiment:
 
 
 def experiment(
-    *, replicates: int = 1, tags: tuple[str, ...] = (), help: Mapping[str, str] | None = None
+    *,
+    replicates: int = 1,
+    tags: tuple[str, ...] = (),
+    help: Mapping[str, str] | None = None,
+    owner: str = "craw4llm",
+    schedule: str = "",
+    until_replicates: int = 0,
+    approve_above_gpu_hours: float = 24.0,
+    parts: Mapping[str, int] | None = None,
+    bounds: Mapping[str, tuple[float | None, float | None]] | None = None,
+    lists: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable[..., Arms]], Experiment]:
     """Declares the function below it. Its keyword-only arguments are the experiment's parameters: int, float, str, bool, or a
     Literal of strings, which becomes a choice.
 
-    help: parameter name -> one line for the form and the command line.
+    help: parameter name -> one line for the form and the command line. bounds: parameter name -> lowest and highest number, None for no
+    bound.
+    lists: name of a text parameter -> words of which it lists some, each once, separated by commas. The rest: see Experiment.
+    until_replicates: 0 takes three times `replicates`.
     """
     if replicates < 1:
         raise ConfigError(f"replicates is {replicates}; expected at least 1")
+    until = until_replicates or 3 * replicates
+    if until < replicates:
+        raise ConfigError(f"until_replicates is {until_replicates}; expected at least replicates, {replicates}")
 
     def declare(function: Callable[..., Arms]) -> Experiment:
         parameters = {}
@@ -97,13 +130,36 @@ def experiment(
                 raise ConfigError(
                     f"{function.__name__}: {p.name} must be keyword-only, with a default, and int, float, str, bool or a Literal of strings"
                 )
-            parameters[p.name] = Parameter(p.name, wanted, p.default, (help or {}).get(p.name, ""), choices)
-        unknown = set(help or {}) - set(parameters)
+            low, high = (bounds or {}).get(p.name, (None, None))
+            words = (lists or {}).get(p.name, ())
+            parameters[p.name] = Parameter(
+                p.name, wanted, p.default, (help or {}).get(p.name, ""), choices or words, low, high, bool(words)
+            )
+        unknown = {*(help or {}), *(bounds or {}), *(lists or {})} - set(parameters)
         if unknown:
-            raise ConfigError(f"{function.__name__}: help for {', '.join(sorted(unknown))}, which are no parameters")
-        return Experiment(function.__name__, function, parameters, replicates, tags)
+            raise ConfigError(f"{function.__name__}: help, bounds or lists for {', '.join(sorted(unknown))}, which are no parameters")
+        return Experiment(
+            function.__name__, function, parameters, replicates, tags, owner, schedule, until, approve_above_gpu_hours, dict(parts or {})
+        )
 
     return declare
+
+
+def default_of(config: type, field: str) -> Any:
+    """The default of a config's field: an experiment that offers the field as a parameter need not repeat it."""
+    found = next(f for f in dataclasses.fields(config) if f.name == field)
+    if found.default is dataclasses.MISSING:
+        raise ConfigError(f"{config.__name__}.{field} has no default")
+    return found.default
+
+
+def help_of(config: type, field: str) -> str:
+    """What a config's docstring says of a field, in one line; "" where it says nothing."""
+    text = " ".join(inspect.cleandoc(config.__doc__ or "").split())
+    found = re.search(rf"(?:^|[.,;] ){field}(?:, \w+)*: (.+?)(?=\. \w+(?:, \w+)*: |\. [A-Z]|\.?$)", text) or re.search(
+        rf"\b{field}(?:, \w+)*: (.+?)(?=\. \w+(?:, \w+)*: |\. [A-Z]|\.?$)", text
+    )
+    return found[1] if found else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,9 +291,11 @@ def names() -> list[str]:
     return sorted(p.stem for p in folder().glob("*.py") if not p.stem.startswith("_"))
 
 
-def load(name: str) -> Experiment:
-    """The experiment declared in `<folder>/<name>.py` under its own name."""
+def load(name: str, root: Path | None = None) -> Experiment:
+    """The experiment declared in `<folder>/<name>.py` under its own name, or kept below the artifact root `root` by `keep`."""
     path = folder() / f"{name}.py"
+    if root is not None and not path.is_file() and (kept := _kept(name, root)) is not None:
+        return kept
     if not path.is_file() or path.stem.startswith("_"):
         raise ConfigError(f"there is no experiment {name!r} in {folder()}; declared are: {', '.join(names()) or 'none'}")
     spec = importlib.util.spec_from_file_location(f"craw4llm_experiments.{name}", path)
@@ -251,9 +309,58 @@ def load(name: str) -> Experiment:
     return declared
 
 
+def keep(declared: Experiment, given: Mapping[str, Any], replicates: int, root: Path) -> Experiment:
+    """Keeps `declared` with these values as an experiment with a name of its own, which `load` knows: `<name>_<hash of the values>`.
+
+    The same values have the same name. Raises ConfigError for values that are none, OSError where `root` cannot be written.
+    """
+    expand(declared, given, replicates)
+    content = {"experiment": declared.name, "replicates": replicates, "values": declared.values(given)}
+    text = json.dumps(content, indent=1, sort_keys=True)
+    name = f"{declared.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    path = _kept_folder(root) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+    return load(name, root)
+
+
+def kept_names(root: Path) -> list[str]:
+    """Names of the experiments that `keep` has kept below `root`, sorted."""
+    return sorted(p.stem for p in _kept_folder(root).glob("*.json"))
+
+
+def _kept_folder(root: Path) -> Path:
+    return root / "index" / "experiments"
+
+
+def _kept(name: str, root: Path) -> Experiment | None:
+    if not name.replace("_", "").isalnum():
+        return None
+    path = _kept_folder(root) / f"{name}.json"
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        base = load(content["experiment"])
+        values, replicates = base.values(content["values"]), int(content["replicates"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); delete it and declare the experiment again") from error
+    parameters = {p.name: dataclasses.replace(p, default=values[p.name]) for p in base.parameters.values()}
+    until = max(replicates, base.until_replicates)
+    return dataclasses.replace(base, name=name, parameters=parameters, replicates=replicates, until_replicates=until)
+
+
 def _typed(owner: str, parameter: Parameter, value: Any) -> Any:
     wanted = parameter.type
-    error = ConfigError(f"{owner}: {parameter.name} is {value!r}; expected {' or '.join(parameter.choices) or wanted.__name__}")
+    expected = f"some of {', '.join(parameter.choices)}, each once" if parameter.many else " or ".join(parameter.choices) or wanted.__name__
+    error = ConfigError(f"{owner}: {parameter.name} is {value!r}; expected {expected}")
+    if parameter.many:
+        words = [word.strip() for word in value.split(",")] if isinstance(value, str) else []
+        if not words or len(set(words)) < len(words) or not set(words) <= set(parameter.choices):
+            raise error
+        return ",".join(words)
     if parameter.choices and value not in parameter.choices:
         raise error
     if isinstance(value, str) and wanted is not str:
@@ -263,11 +370,17 @@ def _typed(owner: str, parameter: Parameter, value: Any) -> Any:
                 return text.lower() == "true"
             raise error
         try:
-            return wanted(text.replace("_", "")) if wanted is int else wanted(text)
+            value = wanted(text.replace("_", "")) if wanted is int else wanted(text)
         except ValueError:
             raise error from None
     if wanted is float and type(value) is int:
-        return float(value)
+        value = float(value)
     if type(value) is not wanted:
         raise error
+    if wanted is float and not math.isfinite(value):
+        raise ConfigError(f"{owner}: {parameter.name} is {value!r}; expected a finite number")
+    if (parameter.low is not None and value < parameter.low) or (parameter.high is not None and value > parameter.high):
+        low = "" if parameter.low is None else f" at least {parameter.low:,}"
+        high = "" if parameter.high is None else f" at most {parameter.high:,}"
+        raise ConfigError(f"{owner}: {parameter.name} is {value!r}; expected{low}{' and' if low and high else ''}{high}")
     return value

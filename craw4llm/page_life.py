@@ -1,6 +1,6 @@
-"""A page's life through the artifacts of a root: `craw4llm show page URL`.
+"""A page's life through the artifacts of a root: `craw4llm show page URL|ID`.
 
-    corpus -> score -> crawled at rank r, found through its parent -> selected or why not -> samples i, j, ...
+    corpus, with its links out and in -> score -> crawled at rank r, found through its parent -> selected or why not -> samples i, j, ...
 
 Every finished artifact whose corpus holds the URL says what became of the page there.
 """
@@ -15,29 +15,34 @@ import pyarrow.parquet as pq
 
 from craw4llm.artifact import Artifact
 from craw4llm.corpus.reader import Corpus
+from craw4llm.corpus.show import find_page, page_lines
 from craw4llm.errors import ArtifactError
 
 SHOWN_SPANS = 8
 
 
 def page_life(url: str, artifacts: Iterable[Artifact]) -> str:
-    """Text of several lines. artifacts: all of a root. ArtifactError if no corpus among them holds the URL."""
+    """Text of several lines. url: or a page id, or the source's own id. artifacts: all of a root. ArtifactError if none has the page."""
     all_artifacts = list(artifacts)
     lines = []
     corpora = [a for a in all_artifacts if a.stage == "corpus"]
     for artifact in corpora:
         corpus = Corpus(artifact)
-        page = int(corpus.find([url])[0])
+        page = find_page(corpus, url)
         if page < 0:
             continue
         held = ", held out: never crawled or selected" if bool(corpus.heldout_mask[page]) else ""
         lines += [corpus.url(page), f"corpus {artifact.fingerprint}: page {page}, {int(corpus.n_bytes[page]):,} bytes of text{held}"]
+        lines += page_lines(corpus, page)
         for stage, tell in _TELL.items():
             for other in all_artifacts:
                 if other.stage == stage and other.manifest["inputs"].get("corpus", {}).get("fingerprint") == artifact.fingerprint:
                     lines += [f"  {stage} {other.fingerprint}: {line}" for line in tell(other, page, corpus)]
     if not lines:
-        raise ArtifactError(f"no corpus in this root holds the page {url} ({len(corpora)} corpora looked at); give a URL of one of them")
+        raise ArtifactError(
+            f"no corpus in this root holds the page {url} ({len(corpora)} corpora looked at); give a URL of one of them, a page id, or an "
+            "id of the source's own"
+        )
     return "\n".join(lines)
 
 

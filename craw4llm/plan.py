@@ -70,6 +70,17 @@ def summary(plan: Plan) -> dict[str, Any]:
         "replicates": plan.graph.replicates,
         "stages": len(plan.nodes),
         "stages_to_do": len(todo),
+        "nodes": [
+            {
+                "id": node.id,
+                "stage": node.stage.config.stage,
+                "arms": list(node.arms),
+                "upstream": list(node.upstream),
+                "finished": plan.artifact(node) is not None,
+            }
+            for node in plan.nodes
+        ],
+        "results": {arm: [plan.graph.id_of(s) for _, s in sorted(rs.items())] for arm, rs in plan.graph.results.items()},
         **costs,
         "arms": arms,
         "absent": list(dict.fromkeys(plan.absent.values())),

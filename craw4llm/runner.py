@@ -29,7 +29,7 @@ from typing import Any
 from tqdm import tqdm
 
 from craw4llm.artifact import Artifact, Store, storage_errors
-from craw4llm.errors import ArtifactError, Craw4LLMError, InputError, StageError
+from craw4llm.errors import ArtifactError, ConfigError, Craw4LLMError, InputError, StageError
 from craw4llm.execution import Execution
 from craw4llm.experiment import Graph, Node
 from craw4llm.externals import ExternalDigests
@@ -85,6 +85,8 @@ def make_plan(graph: Graph, execution: Execution, *, absent_inputs: bool = False
     absent: dict[str, str] = {}
 
     def digest_of(external: External) -> str:
+        if external in missing:
+            return f"absent {external.name}"
         try:
             return digests(external)
         except InputError as error:
@@ -116,15 +118,7 @@ def build(work: Work, execution: Execution) -> bool:
     if store.find(work.config.stage, work.fingerprint) is not None:
         return False
     module = implementation(work.config.stage)
-    inputs = {}
-    for name, (stage, fingerprint) in work.inputs.items():
-        found = store.find(stage, fingerprint)
-        if found is None:
-            raise ArtifactError(
-                f"{work.node_id}: its input {name} ({stage} {fingerprint}) is not in {store.root}; run that stage first, "
-                "or run the experiment without --only"
-            )
-        inputs[name] = found
+    inputs = _inputs(work, store)
     _, built = store.build(
         work.config.stage,
         work.fingerprint,
@@ -135,6 +129,41 @@ def build(work: Work, execution: Execution) -> bool:
         keep_partial=getattr(module, "RESUMES", False),
     )
     return built
+
+
+def build_part(plan: Plan, node: Node, execution: Execution, part: int, of: int) -> str:
+    """Does a share of a stage's work in this process (`run_part` of craw4llm.stage). Returns a sentence on what was done."""
+    work = plan.work[node.id]
+    store = Store(execution.root)
+    stage = work.config.stage
+    module = implementation(stage)
+    if not hasattr(module, "run_part"):
+        raise ConfigError(f"{node.id}: the stage {stage} is not made in parts; run it without --part")
+    if store.find(stage, work.fingerprint) is not None:
+        return "the stage is finished"
+    with _named(node.id), storage_errors(execution.root):
+        out = store.partial(stage, work.fingerprint)
+        with store.lock(stage, f"{work.fingerprint}.part-{part}-of-{of}"):
+            out.mkdir(parents=True, exist_ok=True)
+            try:
+                return str(module.run_part(work.config, _inputs(work, store), out, execution, part=part, of=of))
+            except FileNotFoundError:
+                if store.find(stage, work.fingerprint) is None:
+                    raise
+                return "the stage was finished by another process"
+
+
+def _inputs(work: Work, store: Store) -> dict[str, Artifact]:
+    inputs = {}
+    for name, (stage, fingerprint) in work.inputs.items():
+        found = store.find(stage, fingerprint)
+        if found is None:
+            raise ArtifactError(
+                f"{work.node_id}: its input {name} ({stage} {fingerprint}) is not in {store.root}; run that stage first, "
+                "or run the experiment without --only"
+            )
+        inputs[name] = found
+    return inputs
 
 
 def run(plan: Plan, nodes: Sequence[Node], execution: Execution, *, jobs: int = 1, say: Say | None = None) -> list[str]:

@@ -12,11 +12,16 @@ The module that does a stage's work is found through the entry-point group `craw
         out        an empty folder to write into (with RESUMES, perhaps with files of an interrupted attempt)
         execution  where and how: root, workers, device, progress
     RESUMES = True        optional: `run` goes on from what it finds in `out`
+    run_part(config, inputs, out, execution, *, part, of) -> str     optional, with RESUMES: `craw4llm run --only STAGE --part 2/8`
+        does the share `part` (1 to `of`) of the work in `out`, the same folder that `run` gets later, so that several tasks, on several
+        hosts with a shared root, prepare it; `run` takes what is finished and does the rest. It must not matter for what `run` writes.
+        All parts of one stage may run at the same time: each writes files of its own and renames them into place. Returns what was done.
     estimate(config, inputs) -> {"name": (value, unit)}   optional: what `plan` shows before anything is spent;
         inputs: name -> estimate of that input, as far as known
 """
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping
@@ -136,6 +141,7 @@ class Planner:
         return canonical(stage.config, self.digest_of)
 
 
+@functools.cache  # reading the entry points of a large environment takes 20 ms or more
 def implementation(stage: str) -> Any:
     """The module that does the work of the stage of this name."""
     found = {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}

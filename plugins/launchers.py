@@ -13,8 +13,8 @@
 that attempt's id is returned. Every attempt has a folder of its own, `<folder>/0001`, so their number is the number of starts. The
 contents are described in stage_job.py.
 
-`local` starts the job on the machine of the task. Another launcher (Slurm, Kubernetes) starts the same stage_job.py on another machine with the
-same folder, and asks its own scheduler where this one asks /proc; LAUNCHERS names them.
+`local` starts the job on the machine of the task. Another launcher (Slurm, Kubernetes) starts the same stage_job.py on another machine with
+the same folder, and asks its own scheduler where this one asks /proc; LAUNCHERS names them.
 """
 
 import contextlib
@@ -28,9 +28,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import stage_job
+import warm_start
 
 STAGE_JOB = Path(stage_job.__file__)
 Status = Literal["running", "ending", "succeeded", "failed", "lost"]
@@ -48,7 +49,8 @@ FIRST_LOOK_BYTES = 65_536  # of each file, for a task that takes over a running 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
     """What is to run. folder: of this job alone, the same for every attempt at it. stage: its kind, by which resources are chosen.
-    generation: a job of an older one is ended, not taken over (Airflow's count of how often the run was cleared)."""
+    generation: a job of an older one is ended, not taken over (Airflow's count of how often the run was cleared). tag: whose job it is; an
+    Airflow that is stopped ends its own."""
 
     folder: Path
     command: Sequence[str]
@@ -56,6 +58,7 @@ class Job:
     environment: Mapping[str, str]
     stage: str = ""
     generation: int = 0
+    tag: str = ""
     grace_s: float = GRACE_S
     reprieve_s: float = REPRIEVE_S
     abandoned_after_s: float = ABANDONED_AFTER_S
@@ -118,7 +121,9 @@ class FolderLauncher:
                     return known
                 if status in ("running", "ending"):
                     other.cancel(known)
-                    self._wait(lambda: other.status(known) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end")
+                    self._wait(
+                        lambda: other.status(known) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end"
+                    )
             folder = job.folder / f"{int(newest.name) + 1 if newest else 1:04d}"
             folder.mkdir()
             fields = ("cwd", "grace_s", "reprieve_s", "abandoned_after_s")
@@ -128,10 +133,11 @@ class FolderLauncher:
                 "command": list(job.command),
                 "stage": job.stage,
                 "generation": job.generation,
+                "tag": job.tag,
             }
             stage_job.write(folder / "settings.json", settings)
             known = self.start(folder, folder / "settings.json", job.environment)
-            job_id = {"launcher": self.name, "folder": str(folder), "generation": job.generation, **known}
+            job_id = {"launcher": self.name, "folder": str(folder), "generation": job.generation, "tag": job.tag, **known}
             stage_job.write(folder / "id.json", job_id)
             return job_id
 
@@ -203,7 +209,7 @@ class FolderLauncher:
         known = self.find(folder) if settings else None
         if settings is None or known is None:
             return None
-        job_id = {"launcher": self.name, "folder": str(folder), "generation": settings.get("generation", 0), **known}
+        job_id = {"launcher": self.name, "folder": str(folder), "generation": settings.get("generation", 0), "tag": settings.get("tag", ""), **known}
         stage_job.write(folder / "id.json", job_id)
         return job_id
 
@@ -220,10 +226,12 @@ class LocalLauncher(FolderLauncher):
 
     name = "local"
 
-    def __init__(self) -> None:
-        self._started: dict[int, subprocess.Popen[bytes]] = {}
+    _started: ClassVar[dict[int, subprocess.Popen[bytes]]] = {}  # of this process: they are its children, and zombies until it looks
 
     def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
+        pid = warm_start.ask(settings, environment)
+        if pid is not None:
+            return {"host": socket.gethostname(), "pid": pid, "started": stage_job.start_ticks(pid)}
         with (folder / "stage_job.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(STAGE_JOB), str(settings)],
@@ -246,6 +254,20 @@ class LocalLauncher(FolderLauncher):
             return time.time() - (Path(job_id["folder"]) / "alive").stat().st_mtime < DEAD_AFTER_S
         except OSError:
             return False
+
+
+def end_jobs(jobs: Path, tag: str) -> int:
+    """Ends all running local jobs below `jobs` with this tag, and waits until they have saved. Returns how many there were."""
+    launcher, ids = LocalLauncher(), []
+    for path in jobs.glob("*/*/*/[0-9]*/id.json"):
+        known = None if (path.parent / "exit.json").exists() else _json(path)
+        if known and known["launcher"] == "local" and known["tag"] == tag and launcher.status(known) in ("running", "ending"):
+            launcher.cancel(known)
+            ids.append(known)
+    for job_id in ids:
+        with contextlib.suppress(TimeoutError):
+            launcher._wait(lambda job_id=job_id: launcher.status(job_id) not in ("running", "ending"), GRACE_S + 5, "a job to end")
+    return len(ids)
 
 
 def _slurm() -> Launcher:

@@ -2,9 +2,9 @@
 
     python -I -S stage_job.py SETTINGS.json          started in a session of its own (plugins/launchers.py)
 
-An Airflow task may die at any moment (its own process, its supervisor, the scheduler, the machine's out-of-memory killer) while a training run
-of days goes on well. So the command is no child of the task but of this small process, which nothing of Airflow can reach, and which knows the
-task by files in the job's folder alone:
+An Airflow task may die at any moment (its own process, its supervisor, the scheduler, the machine's out-of-memory killer) while a training
+run of days goes on well. So the command is no child of the task but of this small process, which nothing of Airflow can reach, and which
+knows the task by files in the job's folder alone:
 
     lock          held by this process and by the command: a second copy of the job cannot start while anything of the first lives
     job.json      who runs: host, process id, its start time; written once
@@ -15,8 +15,8 @@ task by files in the job's folder alone:
     cancel        the job ends now. SIGTERM to this process means the same
     exit.json     the end: exit code or signal, whether memory ran out, peak memory, seconds, why it was stopped
 
-To end means SIGTERM to the process group of the command (a training run saves then), and SIGKILL to what is left of it after `grace_s`. If this
-process itself is killed, the kernel sends SIGTERM to the command. Standard library only, and nothing that takes long to import.
+To end means SIGTERM to the process group of the command (a training run saves then), and SIGKILL to what is left of it after `grace_s`. If
+this process itself is killed, the kernel sends SIGTERM to the command. Standard library only, and nothing that takes long to import.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,20 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    settings = json.loads(Path(sys.argv[1]).read_text())
+    run(json.loads(Path(sys.argv[1]).read_text()), start_command)
+
+
+def run(settings: dict[str, Any], start: Callable[[dict[str, Any], int, int, int], int]) -> None:
+    """Runs the job to its end. start(settings, handles of output, log and lock) -> process id of the command, a child that leads a
+    group."""
     folder = Path(settings["folder"])
     asked = Asked(folder, settings)
     asked.listen()
     began = time.monotonic()
     with (folder.parent / "lock").open("a") as lock:
         while not _take(lock.fileno()):
-            if asked.why():
-                finish(folder, {"code": None, "signal": None, "stopped": asked.why(), "out_of_memory": False, "seconds": 0.0})
+            if why := asked.why():
+                finish(folder, {"code": None, "signal": None, "stopped": why, "out_of_memory": False, "seconds": 0.0})
                 return
             time.sleep(0.1)
         write(folder / "job.json", {"host": socket.gethostname(), "pid": os.getpid(), "started": start_ticks(os.getpid())})
@@ -55,19 +61,16 @@ def main() -> None:
         ooms = oom_kills()
         with (folder / "output").open("ab") as output, (folder / "log").open("ab") as log:
             try:
-                child = subprocess.Popen(
-                    settings["command"], cwd=settings["cwd"], stdin=subprocess.DEVNULL, stdout=output, stderr=log,
-                    process_group=0, pass_fds=(lock.fileno(),), preexec_fn=_end_with_parent,
-                )  # fmt: skip
+                pid = start(settings, output.fileno(), log.fileno(), lock.fileno())
             except OSError as error:
                 log.write(f"{settings['command'][0]} cannot be started: {error}\n".encode())
                 finish(folder, {"code": 127, "signal": None, "stopped": "", "out_of_memory": False, "seconds": 0.0})
                 return
-        stopped = follow(child.pid, asked, folder)
+        stopped = follow(pid, asked, folder)
         if stopped:
-            end(child.pid, settings["grace_s"])
-        _, status, usage = os.wait4(child.pid, 0)
-        _signal(child.pid, signal.SIGKILL)  # what it left behind in its group
+            end(pid, settings["grace_s"])
+        _, status, usage = os.wait4(pid, 0)
+        _signal(pid, signal.SIGKILL)  # what it left behind in its group
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         finish(
             folder,
@@ -80,6 +83,22 @@ def main() -> None:
                 "seconds": round(time.monotonic() - began, 3),
             },
         )
+
+
+def start_command(settings: dict[str, Any], output: int, log: int, lock: int) -> int:
+    """Starts the command as a program of its own."""
+    child = subprocess.Popen(
+        settings["command"],
+        cwd=settings["cwd"],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=log,
+        process_group=0,
+        pass_fds=(lock,),
+        preexec_fn=end_with_parent,
+    )
+    child.returncode = 0  # this process reaps it itself
+    return child.pid
 
 
 class Asked:
@@ -209,7 +228,8 @@ def _signal(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """SIGTERM to this process when its parent dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

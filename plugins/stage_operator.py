@@ -4,9 +4,9 @@
         StageOperator(task_id="crawl", stage="crawl", experiment="tiny", replicates=2, parameters=("corpus", "pages"), cwd="/project")
 
 submits `python -m craw4llm run --json --only quality.crawl --replicates 2 --set corpus=... --set pages=... tiny` to a launcher
-(plugins/launchers.py), follows it, and streams what it says into the task's log. No stage runs inside Airflow's process: torch stays out of it,
-and a stage may have worker processes of its own. Values of the run's form reach the command as separate arguments, never a shell, a template or
-a path.
+(plugins/launchers.py), follows it, and streams what it says into the task's log. No stage runs inside Airflow's process: torch stays out of
+it, and a stage may have worker processes of its own. Values of the run's form reach the command as separate arguments, never a shell, a
+template or a path.
 
 Who dies, and what follows (scripts/airflow_kills.py shows it):
 
@@ -16,29 +16,32 @@ Who dies, and what follows (scripts/airflow_kills.py shows it):
     cleared                                        the job saves and ends, then the new try starts it again
     the command, by the out-of-memory killer       the task fails and says so; the next try goes on from what was saved
 
-Two tasks never do the same work twice: the launcher starts no second copy of a job, and the artifact's lock makes the command of another run
-wait, which then finds the artifact finished.
+Two tasks never do the same work twice: the launcher starts no second copy of a job, and the artifact's lock makes the command of another
+run wait, which then finds the artifact finished.
 """
 
 import collections
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
+import urllib.parse
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Asset, BaseOperator, ResumableJobMixin
+from airflow.sdk import Asset, AssetAlias, BaseOperator, BaseOperatorLink, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from launchers import Job, JobId, Outcome, launcher_named
+from launchers import Job, JobId, Launcher, Outcome, launcher_named
 from placement import place_of
 
 LAST_LINES = 12  # of the command, repeated in the error
@@ -50,32 +53,46 @@ STOPPED = 75  # of craw4llm: a stage was asked to end and has saved
 MAIN_COUNTS = 40
 
 
+class ArtifactLink(BaseOperatorLink):
+    """From a task to its artifact: manifest, files and, of training and evaluation, curves."""
+
+    name = "Manifest and curves"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
+        index = -1 if ti_key.map_index is None else ti_key.map_index
+        query = {"dag_id": ti_key.dag_id, "run_id": ti_key.run_id, "task_id": ti_key.task_id, "map_index": index}
+        return f"/craw4llm/task?{urllib.parse.urlencode(query)}"
+
+
 class StageOperator(ResumableJobMixin, BaseOperator):
     """Runs one stage of `experiment` and returns what it made: node, stage, fingerprint, digest, path, counts, missing, built.
 
-    The full task id, task groups included, is the stage's id: what `craw4llm plan` lists. `node`: another id of a stage, where tasks have other
-    names (mapped tasks). stage: the kind of stage, shown below the task's name. parameters: names of the experiment's parameters; their values
-    are the run's. replicates: of the graph that the id is looked up in. cwd: folder of the project, where relative paths start.
-    part: "I/N", one part of the stage. launcher: "" takes $CRAW4LLM_LAUNCHER, else what placement.py says of this kind of stage, else local.
+    The full task id, task groups included, is the stage's id: what `craw4llm plan` lists. `node`: another id of a stage, where tasks have
+    other names (mapped tasks). stage: the kind of stage, shown below the task's name. parameters: names of the experiment's parameters;
+    their values are the run's. fields: further fields of the run's form. replicates: of the graph that the id is looked up in. cwd: folder
+    of the project, where relative paths start. part: "I/N", one part of the stage. shown_as: name of a mapped task. launcher: "" takes
+    $CRAW4LLM_LAUNCHER, else what placement.py says of this kind of stage, else local.
     Raises AirflowFailException (no retry) where a retry cannot help: a wrong parameter, a missing input. AirflowException for the rest.
     """
 
     ui_color = "#eef3f8"
     external_id_key = "job"
     # Resolved from mapped arguments and XCom; a resolved value is not rendered, and the run's values are none of them.
-    template_fields: Sequence[str] = ("node", "experiment", "replicates", "part", "label")
+    template_fields: Sequence[str] = ("node", "experiment", "replicates", "part", "shown_as", "launcher")
+    operator_extra_links = (ArtifactLink(),)
 
     def __init__(
         self,
         *,
         stage: str,
         experiment: str,
-        replicates: int,
+        replicates: int | str,
         parameters: Sequence[str],
         cwd: str,
+        fields: Sequence[str] = (),
         node: str = "",
         part: str = "",
-        label: str = "",
+        shown_as: str = "",
         launcher: str = "",
         **kwargs: Any,
     ) -> None:
@@ -85,21 +102,20 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         self.experiment = experiment
         self.replicates = replicates
         self.parameters = tuple(parameters)
+        self.fields = tuple(fields)
         self.cwd = cwd
         self.node = node
         self.part = part
-        self.label = label
-        self.launcher_name = launcher
+        self.shown_as = shown_as
+        self.launcher = launcher
         self._job: JobId | None = None
         self._owner = ""
         self._stopped = False
 
-    @property
-    def launcher(self) -> Any:
-        name = self.launcher_name or os.environ.get("CRAW4LLM_LAUNCHER") or place_of(self.stage).launcher
-        if "_launcher" not in self.__dict__:
-            self.__dict__["_launcher"] = launcher_named(name)
-        return self.__dict__["_launcher"]
+    @functools.cached_property
+    def jobs(self) -> Launcher:
+        """The launcher that runs the job."""
+        return launcher_named(self.launcher or os.environ.get("CRAW4LLM_LAUNCHER") or place_of(self.stage).launcher)
 
     @property
     def node_name(self) -> str:
@@ -107,12 +123,13 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         return self.node or self.task_id
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_unknown(self.experiment, self.parameters, context)
+        refuse_unknown(self.experiment, (*self.parameters, *self.fields), context)
         self._owner = f"{context['ti'].try_number}-{uuid.uuid4().hex}"
         record = self.execute_resumable(context)
         if store := context.get("task_state_store"):
             store.delete(self.external_id_key)  # a task that is cleared after its success does its work again
-        self.publish(record, context)
+        if not self.part:
+            self.publish(record, context)
         return record
 
     def command(self, params: Mapping[str, Any]) -> list[str]:
@@ -135,23 +152,24 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             environment=stage_environment(),
             stage=self.stage,
             generation=generation(context),
+            tag=os.environ.get("AIRFLOW_HOME", ""),
         )
         try:
-            self._job = self.launcher.submit(job)
+            self._job = self.jobs.submit(job)
         except (OSError, TimeoutError) as error:
             raise AirflowException(f"{self.node_name}: the launcher could not start it: {error}") from error
         return self._job
 
     def get_job_status(self, external_id: JobId, context: Mapping[str, Any]) -> str:
-        if external_id["launcher"] != self.launcher.name:  # the placement was changed since: a job is followed where it runs
-            self.__dict__["_launcher"] = launcher_named(external_id["launcher"])
-        status = self.launcher.status(external_id)
+        if external_id["launcher"] != self.jobs.name:  # the placement was changed since: a job is followed where it runs
+            self.jobs = launcher_named(external_id["launcher"])
+        status = self.jobs.status(external_id)
         if status == "running" and external_id["generation"] != generation(context):
-            self.launcher.cancel(external_id)  # the run was cleared since: `submit` waits for the end
+            self.jobs.cancel(external_id)  # the run was cleared since: `submit` waits for the end
             return "cleared"
         if status == "succeeded":
-            record = _record(self.launcher.result(external_id))
-            if record is None or not (Path(record["path"]) / "manifest.json").is_file():
+            record = _record(self.jobs.result(external_id))
+            if record is None or (not self.part and not (Path(record["path"]) / "manifest.json").is_file()):
                 return "gone"
         return status
 
@@ -164,7 +182,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def poll_until_complete(self, external_id: JobId, context: Mapping[str, Any]) -> dict[str, Any]:
         """Follows the job to its end, its lines into the log."""
         self._job = external_id
-        self.launcher.attach(external_id, self._owner)
+        self.jobs.attach(external_id, self._owner)
         if self._stopped:  # on_kill came before there was anything to stop
             self.on_kill()
         self.log.info("job %s", external_id["folder"])
@@ -172,38 +190,41 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         place: dict[str, int] | None = None
         began = renewed = time.monotonic()
         while True:
-            status = self.launcher.status(external_id)
-            lines, place = self.launcher.tail(external_id, place)
+            status = self.jobs.status(external_id)
+            lines, place = self.jobs.tail(external_id, place)
             for line in lines:
                 self._say(line, last)
             if status not in ("running", "ending"):
                 break
             if self._stopped:
                 raise AirflowException(
-                    f"{self.node_name}: told to stop. Its job saves and ends within half a minute, unless the next try takes it over before; "
+                    f"{self.node_name}: told to stop. Its job saves and ends within half a minute, unless the next try takes it over; "
                     "what it has finished is kept"
                 )
             now = time.monotonic()
             if now - renewed >= RENEW_EVERY_S:
                 renewed = now
-                self.launcher.attach(external_id, self._owner)
+                self.jobs.attach(external_id, self._owner)
             time.sleep(QUICK_S if now - began < QUICK_LOOKS_S else SLOW_S)
         while lines:
-            lines, place = self.launcher.tail(external_id, place)
+            lines, place = self.jobs.tail(external_id, place)
             for line in lines:
                 self._say(line, last)
-        outcome = self.launcher.result(external_id)
+        outcome = self.jobs.result(external_id)
         if status != "succeeded":
             raise failure(self.node_name, outcome, last)
         return self.get_job_result(external_id, context)
 
     def get_job_result(self, external_id: JobId, context: Mapping[str, Any]) -> dict[str, Any]:
         """What the job made, in plain JSON."""
-        outcome = self.launcher.result(external_id)
+        outcome = self.jobs.result(external_id)
         record = _record(outcome)
         if record is None:
             said = "\n".join(outcome.output[-LAST_LINES:])
             raise AirflowException(f"{self.node_name}: the command ended well but did not say what it made\n{said}")
+        if self.part:
+            self.log.info("part %s: %s", self.part, record["done"])
+            return record
         made = "built" if record["built"] else "was finished"
         self.log.info("%s %s %s: %s", record["stage"], record["fingerprint"], made, record["path"])
         counts = record.pop("counts")
@@ -215,7 +236,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """Airflow's word that the task was stopped or has timed out. Returns at once: the job's own process does the rest."""
         self._stopped = True
         if self._job is not None:
-            self.launcher.release(self._job, self._owner)
+            self.jobs.release(self._job, self._owner)
 
     # --- what others see of it
 
@@ -228,6 +249,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         for outlet in self.outlets:
             if isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra = extra
+            elif isinstance(outlet, AssetAlias) and republished(artifact_root(Path(self.cwd)), outlet.name, record["fingerprint"]):
+                news = Asset(name=outlet.name, uri=f"x-craw4llm://published/{'/'.join(outlet.name.split()[1:])}", group="craw4llm")
+                context["outlet_events"][outlet].add(news, extra=extra)
 
     def _say(self, line: str, last: collections.deque[str]) -> None:
         if _artifact(line) is not None:
@@ -236,6 +260,36 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         if text:
             last.append(text)
             self.log.info("%s", text)
+
+
+class RefreshOperator(StageOperator):
+    """The report over all replicates that are finished, whoever made them."""
+
+    def submit_job(self, context: Mapping[str, Any]) -> JobId:
+        given = settings(self.parameters, context["params"])
+        ask = craw4llm("claim", f"--run-id={context['run_id']}", *given, "--", self.experiment)
+        said = subprocess.run(ask, cwd=self.cwd, env=stage_environment(), capture_output=True, text=True, timeout=600, check=False)
+        if said.returncode:
+            raise AirflowException(f"{self.node_name}: {inert(said.stderr[-2000:])}")
+        self.replicates = json.loads(said.stdout)["finished"]
+        if not self.replicates:
+            raise AirflowException(f"{self.node_name}: no replicate of {self.experiment} is finished, so there is nothing to report on")
+        self.log.info("the report is over the replicates 0 to %s", self.replicates - 1)
+        return super().submit_job(context)
+
+
+def republished(root: Path, name: str, fingerprint: str) -> bool:
+    """Whether the artifact that is declared under this name was another one when it was last seen. Remembers the new one."""
+    path = root / "index" / "published" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    before = None
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads(path.read_text())["fingerprint"]
+    if before != fingerprint:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"name": name, "fingerprint": fingerprint}))
+        temporary.replace(path)
+    return before not in (None, fingerprint)
 
 
 def craw4llm(*arguments: str) -> list[str]:
@@ -290,7 +344,7 @@ def inert(text: str) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else ",".join(map(str, value)) if isinstance(value, list) else str(value)
     try:
         if "\0" in text:
             raise ValueError

@@ -5,7 +5,8 @@
     python scripts/airflow_server.py status                                     exit code 0: healthy, 3: not running
 
 Starts Airflow's four parts (api-server, scheduler, dag-processor, triggerer) on SQLite with the LocalExecutor, DAGs and plugins of this
-project and an own AIRFLOW_HOME, `.airflow`:
+project and an own AIRFLOW_HOME, `.airflow`. A part that dies is started again; the stages that run meanwhile go on. The pools `cpu` and
+`gpu` are made where they are missing: as many slots as processors, as many as GPUs (without any: as processors); change them in the UI.
 
     airflow.cfg      written at every start; override single settings with AIRFLOW__SECTION__KEY variables
     secrets.json, passwords.json    made once, readable by their owner only
@@ -39,6 +40,10 @@ from typing import IO, Any, NoReturn
 import psutil
 
 PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT / "plugins"))
+import warm_start  # noqa: E402
+from launchers import end_jobs  # noqa: E402
+
 USER = "admin"
 PARTS = {
     "scheduler": ("scheduler", "--skip-serve-logs"),
@@ -47,7 +52,8 @@ PARTS = {
     "api-server": ("api-server",),
 }
 HEALTHY_WITHIN_S = 240.0
-STOP_WITHIN_S = 40.0  # a stage that is stopped has 20 s to save, see plugins/stage_operator.py
+STOP_WITHIN_S = 40.0  # a stage that is stopped has 20 s to save, see plugins/launchers.py
+RESTARTS, RESTARTS_WITHIN_S = 5, 600.0  # a part that dies more often than that is broken
 
 
 def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -56,7 +62,9 @@ def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str,
     return {
         "core": {
             "executor": "LocalExecutor",
-            "parallelism": "4",  # tasks at a time, over all DAGs; also worker processes, about 100 MB each
+            "parallelism": str(
+                2 * processors() + 2
+            ),  # tasks at a time, over all DAGs; also worker processes, which share most of their memory
             "dags_folder": str(PROJECT / "dags"),
             "plugins_folder": str(PROJECT / "plugins"),
             "load_examples": "False",
@@ -80,12 +88,16 @@ def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str,
         "api_auth": {"jwt_secret": keys["jwt_secret"]},
         # A stage may run for days. The defaults kill it after 15 s without an api-server, and give its supervisor up after 300 s.
         "workers": {"max_failed_heartbeats": "60"},
-        "scheduler": {"task_instance_heartbeat_timeout": "900", "enable_health_check": "False"},
+        "scheduler": {
+            "task_instance_heartbeat_timeout": "900",
+            "enable_health_check": "False",
+            "scheduler_idle_sleep_time": "0.2",  # most stages of a small experiment take a second: do not wait one between them
+        },
         "execution_api": {"jwt_expiration_time": "3600"},
     }
 
 
-def start(home: Path, port: int) -> None:
+def start(home: Path, port: int, restart_after_s: float) -> None:
     began = time.monotonic()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(home):
@@ -98,18 +110,24 @@ def start(home: Path, port: int) -> None:
         write_config(home, settings(home, port, keys))
         environment = os.environ | {"AIRFLOW_HOME": str(home), "AIRFLOW_CONFIG": str(home / "airflow.cfg"), "PYTHONUNBUFFERED": "1"}
         parts: dict[str, subprocess.Popen[bytes]] = {}
+        warm = None
         try:
-            prepare_database(home, environment)
             say("starting Airflow ...")
+            warm = start_warm(home, environment)
+            prepare_database(home, environment)
             for name, arguments in PARTS.items():
                 parts[name] = start_part(name, arguments, home, environment)
                 record(home, port, parts)
             wait_until_healthy(parts, home, port)
+            make_pools(port, password)
             say(f"Airflow is ready after {time.monotonic() - began:.0f} s: http://127.0.0.1:{port}")
             say(f"log in as {USER} with the password {password} (kept in {home / 'passwords.json'})")
             say("Ctrl-C stops it, with the stages that run; the next start goes on from what is finished")
+            died: dict[str, list[float]] = {name: [] for name in PARTS}
             while True:
-                check_alive(parts, home)
+                for name in [name for name, part in parts.items() if part.poll() is not None]:
+                    revive(name, parts, died[name], home, environment, restart_after_s)
+                    record(home, port, parts)
                 time.sleep(1)
         except KeyboardInterrupt:
             say("stopping ...")
@@ -117,6 +135,10 @@ def start(home: Path, port: int) -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             end({name: psutil.Process(part.pid) for name, part in parts.items() if part.poll() is None})
+            if warm is not None:
+                warm.terminate()
+                warm.wait()
+            end_jobs(jobs_folder(), str(home))
             (home / "server.json").unlink(missing_ok=True)
     say("stopped")
 
@@ -225,6 +247,63 @@ def airflow(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "airflow", *arguments]
 
 
+def start_warm(home: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Starts the process that stages are forked from. It is no part of Airflow: without it, stages start as programs of their own."""
+    environment[warm_start.SOCKET] = str(home / "warm.sock")
+    own = {name: value for name, value in environment.items() if "AIRFLOW" not in name}
+    with log_of(home, "warm-start") as log:
+        return subprocess.Popen(
+            [sys.executable, str(PROJECT / "plugins" / "warm_start.py"), str(home / "warm.sock")],
+            env=own, cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+
+def revive(
+    name: str, parts: dict[str, subprocess.Popen[bytes]], died: list[float], home: Path, environment: dict[str, str], restart_after_s: float
+) -> None:
+    """Starts a part that has died again. What it left of its process group (tasks, of a scheduler) is not touched: it may be at work."""
+    died[:] = [moment for moment in died if time.monotonic() - moment < RESTARTS_WITHIN_S] + [time.monotonic()]
+    if len(died) > RESTARTS:
+        fail(f"Airflow's {name} died {len(died)} times within {RESTARTS_WITHIN_S:.0f} s; its last lines:\n{tail(home, name)}")
+    say(f"Airflow's {name} ended with code {parts[name].returncode}; starting it again (see {home / 'logs' / (name + '.log')})")
+    time.sleep(restart_after_s)
+    parts[name] = start_part(name, PARTS[name], home, environment)
+
+
+def make_pools(port: int, password: str) -> None:
+    """The pools that the DAGs name, where they are missing."""
+    token = call(port, "POST", "/auth/token", {"username": USER, "password": password})["access_token"]
+    there = {pool["name"] for pool in call(port, "GET", "/api/v2/pools?limit=1000", token=token)["pools"]}
+    for name, slots in {"cpu": processors(), "gpu": gpus() or processors()}.items():
+        if name not in there:
+            content = {"name": name, "slots": slots, "description": "stages that need processors" if name == "cpu" else "models"}
+            call(port, "POST", "/api/v2/pools", content, token)
+
+
+def processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus() -> int:
+    """NVIDIA devices of this machine."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def jobs_folder() -> Path:
+    """Where plugins/stage_operator.py keeps its jobs."""
+    return PROJECT / (os.environ.get("CRAW4LLM_ROOT") or "artifacts") / "logs" / "jobs"
+
+
+def call(port: int, method: str, path: str, content: Any = None, token: str = "") -> Any:
+    data = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}, method=method)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=30) as answer:
+        return json.load(answer)
+
+
 def wait_until_healthy(parts: dict[str, subprocess.Popen[bytes]], home: Path, port: int) -> None:
     until = time.monotonic() + HEALTHY_WITHIN_S
     while not healthy(health := read_health(port)):
@@ -281,8 +360,9 @@ def end_leftovers(home: Path) -> bool:
     state = read_state(home)
     left = {name: process for name in PARTS if (process := process_of(state.get("parts", {}).get(name)))}
     end(left)
+    jobs = end_jobs(jobs_folder(), str(home))
     (home / "server.json").unlink(missing_ok=True)
-    return bool(left)
+    return bool(left) or bool(jobs)
 
 
 # --- small things
@@ -353,10 +433,13 @@ def main() -> None:
     parser.add_argument("command", choices=("start", "stop", "status"))
     parser.add_argument("--port", type=int, default=int(os.environ.get("PORT") or 8080), help="of UI and API (default: $PORT, else 8080)")
     parser.add_argument("--home", type=Path, default=PROJECT / ".airflow", help="AIRFLOW_HOME (default: .airflow in the project)")
+    parser.add_argument(
+        "--restart-after", type=float, default=1.0, metavar="SECONDS", help="pause before a part that died is started again"
+    )
     given = parser.parse_args()
     home = given.home.resolve()
     if given.command == "start":
-        start(home, given.port)
+        start(home, given.port, given.restart_after)
     elif given.command == "stop":
         stop(home)
     else:

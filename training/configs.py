@@ -88,7 +88,7 @@ class TrainConfig(Config):
     epsilon: float = 1e-8
     z_loss: float = 1e-4
     grad_clip: float = 1.0
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["bf16", "fp32", "fp8"] = "bf16"
     validation_tokens: int = 262_144
     seed: int = 124
 

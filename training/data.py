@@ -7,15 +7,19 @@ Every epoch is its own permutation of all samples; steps take them in turn, acro
 shared between processes: samples are read by position from memory-mapped shards (`craw4llm.tokens.shards` says why).
 """
 
+import collections
+import functools
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from craw4llm.artifact import Artifact
 from craw4llm.tokens.packing import seeded_order
 from craw4llm.tokens.shards import Shards
 
@@ -27,8 +31,9 @@ class Batches:
     """
 
     def __init__(self, shards: Shards, *, batch_sequences: int, seed: int) -> None:
-        self._shards, self._batch, self._seed = shards, batch_sequences, seed
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+        self._shards, self._batch = shards, batch_sequences
+        # two: the batches read ahead may stand on both sides of an epoch's end
+        self._epoch_order = functools.lru_cache(maxsize=2)(functools.partial(seeded_order, len(shards), seed))
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         return self.rows(step, slice(None))
@@ -43,35 +48,37 @@ class Batches:
         epochs, within = np.divmod(place, len(self._shards))
         return np.concatenate([self._epoch_order(e)[within[epochs == e]] for e in np.unique(epochs).tolist()])
 
-    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, seeded_order(len(self._shards), self._seed, epoch)
-        return self._order
-
 
 class Prefetch:
-    """Reads the batch of the next step while this one is computed, in a thread; on CUDA into pinned memory.
+    """Reads the batches of the next steps while this one is computed, in threads; on CUDA into pinned memory.
 
     data[step]: (inputs, targets, seconds waited) on `device`, int64; the steps first, first + 1, ... last - 1 in this order.
+    workers: threads, which is also the number of batches read ahead; 0 reads each batch when it is asked for. The batches are the same.
     """
 
-    def __init__(self, batches: Batches, rows: slice, device: torch.device, first: int, last: int) -> None:
+    def __init__(self, batches: Batches, rows: slice, device: torch.device, first: int, last: int, workers: int = 1) -> None:
         self._batches, self._rows, self._device, self._last = batches, rows, device, last
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._next: Future[tuple[Tensor, Tensor]] | None = None
-        if first < last:
-            self._next = self._thread.submit(self._read, first)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="prefetch") if workers else None
+        self._ahead = collections.deque[Future[tuple[Tensor, Tensor]]]()
+        self._next = first
+        for _ in range(workers):
+            self._ask()
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor, float]:
-        assert self._next is not None
         began = time.monotonic()
-        inputs, targets = self._next.result()
+        inputs, targets = self._ahead.popleft().result() if self._threads else self._read(step)
         waited = time.monotonic() - began
-        self._next = self._thread.submit(self._read, step + 1) if step + 1 < self._last else None
+        self._ask()
         return inputs.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True), waited
 
     def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+    def _ask(self) -> None:
+        if self._threads is not None and self._next < self._last:
+            self._ahead.append(self._threads.submit(self._read, self._next))
+            self._next += 1
 
     def _read(self, step: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self._batches.rows(step, self._rows)
@@ -98,3 +105,11 @@ def heldout_batches(shards: Shards, tokens: int, batch_sequences: int, limit_tok
         inputs, targets = inputs_and_targets(shards[rows])
         place = rows[:, None] * shards.sample_tokens + np.arange(1, shards.sample_tokens)
         yield inputs, targets, torch.from_numpy(place < tokens)
+
+
+def heldout_bytes(heldout: Artifact, tokens: int) -> float:
+    """UTF-8 bytes of the text behind the first `tokens` of the held-out stream; of a page that is cut, its tokens' share of it."""
+    table = pq.read_table(heldout.file("documents.parquet"), columns=["n_bytes", "first_token", "n_tokens"])
+    n_bytes, first, count = (table.column(name).to_numpy().astype(np.float64) for name in table.column_names)
+    share = np.clip((tokens - first) / count, 0.0, 1.0)
+    return float(n_bytes @ share)

@@ -2,11 +2,13 @@
 
     result = launch(work, (config, ...), execution)      # work(*args, ranks=Ranks(rank, size)) in every process; rank 0's result
 
-The stage starts them itself, as children that end with their parent (`craw4llm.processes`), and forwards SIGTERM to them. They meet
-through a file in a temporary folder, so two runs on one machine cannot collide on a port. NCCL between CUDA devices, gloo on CPUs.
+On one machine the stage starts them itself, as children that end with their parent (`craw4llm.processes`), and forwards SIGTERM to
+them. They meet through a file in a temporary folder, so two runs on one machine cannot collide on a port. Across machines torchrun
+starts them (`training.node`). NCCL between CUDA devices, gloo on CPUs and for all that is not a gradient.
 
 A step is the same for any number of ranks: rank r of n takes the r-th of n equal parts of the global batch, gradients are summed, and
-every rank then makes the same update. All of them take the same number of steps by construction.
+every rank then makes the same update. All of them take the same number of steps by construction. "ddp": every rank holds the whole
+model and optimiser; "fsdp": each holds its part of every tensor and gathers a layer when it is computed (FSDP2, `fully_shard`).
 """
 
 import contextlib
@@ -18,13 +20,15 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from craw4llm.errors import ConfigError, Craw4LLMError, StageError
 from craw4llm.execution import Execution
@@ -38,10 +42,14 @@ OTHER_RANKS_S = 5.0  # after the first error, for the error that caused it
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """This process's place among those that train. Every method is called by all of them at the same point."""
+    """This process's place among those that train. Every method is called by all of them at the same point.
+
+    local: its number among those of its machine, which is the number of its CUDA device.
+    """
 
     rank: int = 0
     size: int = 1
+    local: int = 0
 
     def sum(self, values: list[float], device: torch.device) -> list[float]:
         """Sums over the ranks, float64 (float32 where the device has no better)."""
@@ -53,7 +61,27 @@ class Ranks:
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.all_reduce(torch.zeros((), device=f"cuda:{self.rank}" if dist.get_backend() == "nccl" else "cpu"))
+            dist.all_reduce(torch.zeros(()))
+
+    def from_first(self, value: Any, group: Any = None) -> Any:
+        """Rank 0's value, which can be pickled."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+        return box[0]
+
+    def from_all(self, value: Any) -> list[Any]:
+        """Every rank's value, which can be pickled, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def smallest(self, value: int) -> int:
+        """The smallest of the ranks' values."""
+        return min(self.from_all(value))
 
     def part(self, batch_sequences: int) -> slice:
         """This rank's rows of a global batch. ConfigError if it cannot be cut into equal parts."""
@@ -65,15 +93,48 @@ class Ranks:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The module with its gradients averaged over the ranks during backward; itself where there is one rank."""
-        if self.size == 1:
+        """The module with its gradients averaged over the ranks during backward; itself where there is one rank, or it is sharded."""
+        if self.size == 1 or isinstance(module, FSDPModule):
             return module
         return torch.nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
 
+    def shard(self, module: torch.nn.Module, layers: Iterable[torch.nn.Module], device: torch.device) -> None:
+        """Cuts the parameters of the module into equal parts, one for each rank; `layers` are gathered one at a time.
 
-def no_sync(module: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Within it, gradients of a wrapped module are only accumulated."""
-    return module.no_sync() if isinstance(module, torch.nn.parallel.DistributedDataParallel) else contextlib.nullcontext()
+        Before the optimiser is made: the parameters are other objects afterwards. Parameters, gathering and the averaging of gradients
+        stay in float32, as under DDP.
+        """
+        mesh = init_device_mesh(device.type, (self.size,))
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+
+
+@contextlib.contextmanager
+def no_sync(module: torch.nn.Module) -> Iterator[None]:
+    """Within it, gradients of a wrapped or sharded module are only accumulated."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            module.set_requires_gradient_sync(True)
+    elif isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        with module.no_sync():
+            yield
+    else:
+        yield
+
+
+def connect(rank: int, size: int, local: int, device: torch.device, init_method: str) -> Ranks:
+    """Makes this process one of `size` ranks. init_method: where they meet, for torch."""
+    if device.type == "cuda":
+        torch.cuda.set_device(local)
+    # both, as states are gathered on CPUs; a connection is made when it is first used
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
+    return Ranks(rank, size, local)
 
 
 def launch(work: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
@@ -150,19 +211,11 @@ def _in_rank(work: Callable[..., Any], args: tuple[Any, ...], execution: Executi
         execution = dataclasses.replace(execution, report=_nothing)
     device = resolve(execution.device)
     if device.type == "cuda":
-        torch.cuda.set_device(rank)
         execution = dataclasses.replace(execution, device=f"cuda:{rank}")
-    else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this machine; the host's name need not resolve
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{meet}",
-        rank=rank,
-        world_size=execution.ranks,
-        timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-    )
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this machine; the host's name need not resolve
+    ranks = connect(rank, execution.ranks, rank, device, f"file://{meet}")
     try:
-        return work(*args, execution=execution, ranks=Ranks(rank, execution.ranks))
+        return work(*args, execution=execution, ranks=ranks)
     finally:
         dist.destroy_process_group()
 

@@ -5,14 +5,17 @@ lr   = warm-up lr x (step + 1) / warmup, then a cosine down to final_learning_ra
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from training.configs import TrainConfig
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what torch.optim.AdamW keeps of a parameter
 # Logits are made for so many floats at a time: 512 positions of a 2,048-word vocabulary stay in a CPU's cache, and 8,192 of the
 # paper's fit easily on a GPU, where all logits of one batch in float32 would take 413 MB a sequence.
 CHUNK_FLOATS = {"cpu": 1 << 19, "cuda": 1 << 28}
@@ -46,6 +49,31 @@ def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def state_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """AdamW's state by the names of the parameters: "exp_avg", "exp_avg_sq", "step" -> name -> tensor. Empty before the first step."""
+    held = {name: optimizer.state[p] for name, p in model.named_parameters()}
+    return {kind: {name: state[kind] for name, state in held.items()} for kind in MOMENTS}
+
+
+def empty_state(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Tensors of the same form, to read a saved state into."""
+    named = dict(model.named_parameters())
+    whole = {kind: {name: torch.zeros_like(p) for name, p in named.items()} for kind in MOMENTS if kind != "step"}
+    return whole | {"step": {name: torch.zeros((), device=p.device) for name, p in named.items()}}
+
+
+def restore(optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Makes a state that was read into `empty_state` the optimiser's own."""
+    for name, p in model.named_parameters():
+        optimizer.state[p] = {kind: state[kind][name].detach() for kind in MOMENTS}
+
+
+def clip(parameters: list[nn.Parameter], norm: float) -> float:
+    """Scales the gradients to an L2 norm of at most `norm`, over all of them together; returns the norm that they had."""
+    found = torch.nn.utils.clip_grad_norm_(parameters, norm)
+    return (found.full_tensor() if isinstance(found, DTensor) else found).item()
 
 
 def language_model_loss(hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float) -> Tensor:

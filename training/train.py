@@ -2,7 +2,7 @@
 
     shards, verified -> model -> steps of (batch, loss, gradients, AdamW) -> held-out loss -> model.pt
 
-The loop (`training.loop`) saves its whole state every few seconds (`training.checkpoint`); after `kill -9` the next attempt goes on
+The loop (`training.loop`) saves its whole state every few seconds (`training.states`); after `kill -9` the next attempt goes on
 from it and ends with the same bytes (same machine, device, threads, ranks and micro-batch; with others it ends near them, and the
 manifest says so). What a step does depends on its number alone: the learning rate, the samples; there are no random numbers.
 
@@ -11,6 +11,7 @@ step) and of writing at most two states, 12 bytes a parameter each: docs/trainin
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from training.configs import TrainConfig
 from training.watch import METRICS, PEAK_FLOPS, SPEED, SPEED_LINES, VALIDATION, Spikes
 
 RESUMES = True
+RECORDS = (METRICS, SPEED, SPEED_LINES, VALIDATION, "model.pt", "config.json")
 ASSUMED_PEAK = PEAK_FLOPS["H100"]
 ASSUMED_UTILISATION = 0.4
+DISK_BYTES_PER_PARAMETER = 4 + 3 * 12  # the model; two saved states and one being written, while the run lasts
 
 Count = tuple[float | int | None, str]
 
@@ -32,17 +35,24 @@ def run(config: TrainConfig, inputs: Mapping[str, Artifact], out: Path, executio
     # `plan` imports this module for `estimate`: torch is imported where the work begins
     import torch
 
-    from training import checkpoint, distributed, loop
+    from training import distributed, loop, node, states
     from training.device import resolve
 
     _check(config, inputs)
+    for path in sorted(out.iterdir()):  # an earlier version's, which would become part of the artifact
+        if path.name not in (states.STATES, *RECORDS):
+            (execution.report or print)(f"train: deleted {path}, which is no file of this version's")
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     device = resolve(execution.device)
-    if execution.ranks > 1:
-        distributed.Ranks(0, execution.ranks).part(config.batch_sequences)
+    size = node.size() or execution.ranks
+    distributed.Ranks(0, size).part(config.batch_sequences)
+    if node.size():
+        done = node.run_on_all(loop.fit, (config, dict(inputs), out), execution)
+    elif size > 1:
         done = distributed.launch(loop.fit, (config, dict(inputs), out), execution)
     else:
         done = loop.fit(config, inputs, out, execution=execution, ranks=distributed.Ranks())
-    checkpoint.clear(out / checkpoint.STATES)
+    states.clear(out / states.STATES)
     losses = [json.loads(line)["loss"] for line in (out / METRICS).read_text().split("\n")[:-1]]
     samples = int(inputs["tokens"].count("samples"))
     seen = config.steps * config.batch_sequences
@@ -52,7 +62,8 @@ def run(config: TrainConfig, inputs: Mapping[str, Artifact], out: Path, executio
         "torch": torch.__version__,
         "threads": execution.threads,
         "micro_batch": done["micro_batch"],
-        "ranks": execution.ranks,
+        "ranks": size,
+        "parallel": execution.parallel,
         "compiled": loop.compiles(execution, device),
     }
     if done["changes"]:
@@ -73,6 +84,7 @@ def run(config: TrainConfig, inputs: Mapping[str, Artifact], out: Path, executio
             "loss_spikes": (Spikes(losses).count, "steps"),
             "heldout_loss": (done["heldout_loss"], "nats per token"),
             "heldout_tokens": (done["heldout_tokens"], "tokens"),
+            "heldout_bits_per_byte": (done["heldout_bits_per_byte"], "bits per byte, of packed pages"),
             "train_flops": (_train_flops(config), "FLOPs"),
         },
         notes=notes,
@@ -88,6 +100,7 @@ def estimate(config: TrainConfig, inputs: Mapping[str, Mapping[str, Count]]) -> 
         "steps": (config.steps, "steps"),
         "train_tokens": (config.steps * config.batch_tokens, "tokens"),
         "train_flops": (_train_flops(config), "FLOPs"),
+        "disk_bytes": (DISK_BYTES_PER_PARAMETER * config.shape.parameters(config.vocab_size), "bytes"),
         "gpu_hours": (
             round(gpu_hours, 6),
             f"GPU hours, assuming {ASSUMED_UTILISATION:.0%} of {ASSUMED_PEAK / 1e12:.1f} TFLOP/s (H100 or H200, bf16)",

@@ -4,8 +4,9 @@
     note = watch.step(step, loss, grad_norm, rate, data_wait_s)        # after every step; a line for the progress bar
     watch.summary()                                                     # for speed.json
 
-`metrics.jsonl` (in the digest) has no times; `speed.jsonl` has them: one line every LOG_EVERY_S seconds. MFU is model FLOPs per second
-over the device's peak (PaLM, arXiv 2204.02311, appendix B; attention counted in full): known for the cards in PEAK_FLOPS, else null.
+`metrics.jsonl` (in the digest) has no times; `speed.jsonl` has them: one line every LOG_EVERY_S seconds and one at the end. MFU is
+model FLOPs per second over the device's peak (PaLM, arXiv 2204.02311, appendix B; attention counted in full): known for the cards in
+PEAK_FLOPS, else null.
 """
 
 import collections
@@ -13,7 +14,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +73,13 @@ class Watch:
         self._config, self._device, self._ranks = config, device, ranks
         self._flops = config.shape.flops_per_token(config.vocab_size)
         self._peak = peak_flops(device)
+        self._sinks = [] if out is None else _sinks(execution, config, out)
         self._stream = (out / SPEED_LINES if out else Path(os.devnull)).open("a")
-        self._sinks = _sinks(execution, config) if out else []
         self.spikes = Spikes(losses)
         self._began = self._logged = time.monotonic()
         self._steps = self._logged_steps = 0
         self._wait_s = self._logged_wait_s = 0.0
+        self._last: tuple[int, dict[str, float]] = 0, {}
 
     def step(self, step: int, loss: float, grad_norm: float, rate: float, data_wait_s: float) -> str:
         now = time.monotonic()
@@ -85,21 +87,16 @@ class Watch:
         self._wait_s += data_wait_s
         spike = self.spikes.add(loss)
         speed = self._speed(self._steps, now - self._began)
+        self._last = step, {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
         if now - self._logged >= LOG_EVERY_S:
-            span, steps = now - self._logged, self._steps - self._logged_steps
-            line = self._speed(steps, span) | {
-                "step": step,
-                "memory_bytes": self._memory(),
-                "data_wait_share": round((self._wait_s - self._logged_wait_s) / span, 5),
-                "loss_spikes": self.spikes.count,
-            }
-            self._stream.write(json.dumps(line, sort_keys=True) + "\n")
-            self._stream.flush()
-            for sink in self._sinks:
-                sink(step, {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate} | {k: v for k, v in line.items() if k != "step"})
-            self._logged, self._logged_steps, self._logged_wait_s = now, self._steps, self._wait_s
+            self._log(now)
         mfu = f", MFU {speed['mfu']:.1%}" if speed["mfu"] is not None else ""
         return f"loss {loss:.3f}{' (spike)' if spike else ''}, {speed['tokens_per_s']:,.0f} tokens/s{mfu}"
+
+    def validated(self, step: int, found: dict[str, float | int]) -> None:
+        """A held-out loss before step `step`."""
+        for sink, _ in self._sinks:
+            sink(step, found)
 
     def summary(self) -> dict[str, Any]:
         seconds = time.monotonic() - self._began
@@ -110,7 +107,26 @@ class Watch:
         }
 
     def close(self) -> None:
+        """Logs what was not yet, so that a short run has a line too."""
+        if self._steps > self._logged_steps:
+            self._log(time.monotonic())
         self._stream.close()
+        for _, close in self._sinks:
+            close()
+
+    def _log(self, now: float) -> None:
+        step, values = self._last
+        span, steps = now - self._logged, self._steps - self._logged_steps
+        line = self._speed(steps, span) | {
+            "memory_bytes": self._memory(),
+            "data_wait_share": round((self._wait_s - self._logged_wait_s) / span, 5) if span else None,
+            "loss_spikes": self.spikes.count,
+        }
+        self._stream.write(json.dumps(line | {"step": step}, sort_keys=True) + "\n")
+        self._stream.flush()
+        for sink, _ in self._sinks:
+            sink(step, values | line)
+        self._logged, self._logged_steps, self._logged_wait_s = now, self._steps, self._wait_s
 
     def _speed(self, steps: int, seconds: float) -> dict[str, float | None]:
         """Over all ranks. None where there was no step, or the device's peak is not known."""
@@ -140,30 +156,34 @@ def peak_flops(device: "torch.device") -> float | None:
     return next((peak for part, peak in PEAK_FLOPS.items() if all(word in name for word in part.split())), None)
 
 
-def _sinks(execution: Execution, config: TrainConfig) -> list[Any]:
-    """TensorBoard and Weights & Biases, where asked for. ConfigError if the package is not installed."""
-    sinks: list[Any] = []
+def _sinks(execution: Execution, config: TrainConfig, out: Path) -> list[tuple[Callable[[int, dict[str, Any]], None], Callable[[], None]]]:
+    """TensorBoard and Weights & Biases, where asked for: what takes a step and its values, and what ends it.
+
+    out: gives the run its name, so that a run that goes on is one run there too. ConfigError if the package is not installed.
+    """
+    sinks: list[tuple[Callable[[int, dict[str, Any]], None], Callable[[], None]]] = []
+    name = out.name.removeprefix(".partial-")
     if execution.tensorboard is not None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError(f"tensorboard is {execution.tensorboard}; it needs the package: pip install tensorboard") from error
-        writer = SummaryWriter(str(execution.tensorboard))
+            raise ConfigError(f"tensorboard is {execution.tensorboard}; it needs a package: pip install 'craw4llm[tensorboard]'") from error
+        writer = SummaryWriter(str(execution.tensorboard / name))
 
         def to_tensorboard(step: int, values: dict[str, Any]) -> None:
-            for name, value in values.items():
+            for what, value in values.items():
                 if value is not None:
-                    writer.add_scalar(f"train/{name}", value, step)
+                    writer.add_scalar(f"train/{what}", value, step)
             writer.flush()
 
-        sinks.append(to_tensorboard)
+        sinks.append((to_tensorboard, writer.close))
     if execution.wandb:
         try:
             import wandb
         except ImportError as error:
-            raise ConfigError(f"wandb is {execution.wandb!r}; it needs the package: pip install wandb") from error
+            raise ConfigError(f"wandb is {execution.wandb!r}; it needs a package: pip install 'craw4llm[wandb]'") from error
         import dataclasses
 
-        run = wandb.init(project=execution.wandb, config=dataclasses.asdict(config))
-        sinks.append(lambda step, values: run.log({k: v for k, v in values.items() if v is not None}, step=step))
+        run = wandb.init(project=execution.wandb, id=name, name=name, resume="allow", config=dataclasses.asdict(config))
+        sinks.append((lambda step, values: run.log({k: v for k, v in values.items() if v is not None}, step=step), run.finish))
     return sinks

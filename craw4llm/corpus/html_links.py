@@ -1,85 +1,320 @@
-"""Links and character encoding of an HTML page.
+"""Links, wishes of the owner and character encoding of an HTML page.
 
-    text = decode(data)
-    base, links = links_of(text)     -> ("https://example.org/docs/" or None, ["a.html", "https://example.org/b", ...])
+    page = decode(data, "iso-8859-2")   the charset of the HTTP header, where there was one
+    markup = read_markup(page)          -> Markup(base="https://example.org/docs/" or None, links=["a.html", ...], anchors, flags, ...)
+    place_links(markup, text)           -> sets LinkFlag.BODY or BOILERPLATE of each link, text being the page's main text
 
 A scan for tags by one regular expression, not a DOM: it skips what the standard's tokenizer skips (comments, script, style, title,
 text areas) and reads a link that no parser's tree repair can lose. On documentation pages it finds what the DOM has (tests compare
 them) about 20 times as fast; resiliparse's element collections take quadratic time to walk (a page with 3,800 links: minutes).
 """
 
+import dataclasses
 import html
 import re
 
 from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
+from craw4llm.corpus.records import LinkFlag, Signal
+
+MAX_ANCHOR_CHARS = 256
+
 _BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xfe\xff", "utf-16-be"), (b"\xff\xfe", "utf-16-le"))
 _META = re.compile(rb"<meta\b[^>]*?\bcharset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]+)", re.I)
 _META_BYTES = 1024  # HTML standard, 13.2.3.2: the prescan looks at the first 1,024 bytes
 
-_OPENING = re.compile(r"<(?:!--|([A-Za-z][^\s/>]*+))")
 _RAW_TEXT = "script style title textarea xmp iframe noembed noframes"  # elements that hold text only: HTML standard, 13.2.6
 _RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.I) for name in _RAW_TEXT.split()}
-# Possessive, so that a tag which never ends is read once.
-_REST_OF_TAG = re.compile(r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+>")
+_PLACE_NAMES = "nav|header|footer|aside|main|article"
+_READ_NAMES = f"a|area|base|link|meta|{_PLACE_NAMES}|{_RAW_TEXT.replace(' ', '|')}"
+
+
+def _either_case(names: str) -> str:
+    """A pattern for names in upper or lower case, by first letter, the longest first."""
+    by_letter: dict[str, list[str]] = {}
+    for name in sorted(names.split("|"), key=len, reverse=True):
+        by_letter.setdefault(name[0], []).append("".join(f"[{letter}{letter.upper()}]" for letter in name[1:]))
+    return "|".join(f"[{letter}{letter.upper()}](?:{'|'.join(rest)})" for letter, rest in by_letter.items())
+
+
+# The inside of a tag behind its name. Possessive, like all of this, so that a tag which never ends is read once.
+_INSIDE = r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+"
+# Over text, tags of no interest (whole ones, since "<a href" in a quoted attribute is no tag) and lone "<" to what matters: a comment, the
+# end of an element, or a tag with its inside (and the text of a link that has nothing but text). One match for each of these, not one for
+# every tag; letters in both cases, not re.I: half the time.
+_CLOSED = _either_case(f"a|{_PLACE_NAMES}")
+_OPENED = _either_case(_READ_NAMES)
+_NEXT = re.compile(
+    rf"(?:[^<]++|<(?!!--|/(?:{_CLOSED})[\s/>]|[A-Za-z])|<(?!(?:{_OPENED})[\s/>])[A-Za-z][^\s/>]*+{_INSIDE}>)*+"
+    rf"<(?:(!--)|/({_CLOSED})(?=[\s/>])|({_OPENED})(?=[\s/>])({_INSIDE})>(?:([^<]*+)</[aA]>)?)"
+)
 _ATTRIBUTE = re.compile(r"([^\s/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]*)))?")
+# The inside of most <a>: no attribute but these, and no entity. (What it matches, _ATTRIBUTE would read alike.)
+_PLAIN_LINK = re.compile(r"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s+href=\"([^\"&]*)\"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+\s*")
+_TAG_IN_ANCHOR = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1[^>]*>|<[A-Za-z/!][^>]*>", re.I | re.S)
+
+_PLACES = frozenset(_PLACE_NAMES.split("|"))
+_REFRESH = re.compile(
+    r"\s*+[\d.]*+\s*+[;,]?+\s*+(?:url\s*+=\s*+)?+(?:\"([^\"]+)|'([^']+)|([^\s\"'].*))", re.I | re.S
+)  # HTML standard, 4.2.5.3
+
+_ROBOTS = {
+    "noindex": Signal.NOINDEX,
+    "nofollow": Signal.NOFOLLOW,
+    "none": Signal.NOINDEX | Signal.NOFOLLOW,
+    "noarchive": Signal.NOARCHIVE,
+    "nosnippet": Signal.NOSNIPPET,
+    "noai": Signal.NOAI,
+    "noimageai": Signal.NOAI,
+}
+_ROBOTS_WITH_VALUE = frozenset(("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"))
+_NO_TRAINING = re.compile(r"(?:^|[\s,;])(?:ai-train|train-ai|train-genai)\s*=\s*(?:n|no)(?:$|[\s,;])", re.I)
+_BODY, _BOILERPLATE, _NOFOLLOW, _REFRESHED = (
+    int(flag) for flag in (LinkFlag.BODY, LinkFlag.BOILERPLATE, LinkFlag.NOFOLLOW, LinkFlag.REFRESH)
+)
+_NO_FOLLOWING = frozenset(("nofollow", "ugc", "sponsored"))
+_UNFLAGGED_REACH = 20_000  # an anchor is looked for in so many characters of the main text, behind the one before
 
 
-def decode(data: bytes) -> str:
-    """The page as text. Encoding: byte order mark, else <meta charset>, else UTF-8 where it is valid, else detected.
+@dataclasses.dataclass(slots=True)
+class Markup:
+    """What the tags of a page say. Lists run over the links, in page order.
 
-    Bytes that the encoding does not have become U+FFFD.
+    base: href of the first <base> that has one. links: href of every <a> and <area>, and the target of every meta refresh, as written.
+    anchors: text of the link, white space folded, cut at MAX_ANCHOR_CHARS; "" where it has none. flags: LinkFlag bits.
+    canonical: href of the first <link rel=canonical>. signals: Signal bits of the meta elements.
+    """
+
+    base: str | None = None
+    links: list[str] = dataclasses.field(default_factory=list)
+    anchors: list[str] = dataclasses.field(default_factory=list)
+    flags: list[int] = dataclasses.field(default_factory=list)
+    canonical: str | None = None
+    signals: int = 0
+
+
+def decode(data: bytes, charset: str | None = None) -> str:
+    """The page as text. Encoding: byte order mark, else the HTTP header's, else <meta charset>, else UTF-8 where valid, else detected.
+
+    A header that says UTF-8 of bytes that hardly are (servers add it to whatever they send) gives way to the meta element, where there is
+    one. Bytes that the encoding does not have become U+FFFD.
     """
     for mark, encoding in _BOMS:
         if data.startswith(mark):
             return data[len(mark) :].decode(encoding, errors="replace")
+    named = _encoding(charset) if charset else None
+    if named and named != "utf-8":
+        return data.decode(named, errors="replace")
+    utf8 = _utf8(data)
+    if named and utf8 is not None:
+        return utf8
+    if named and _is_mostly_utf8(data):
+        return data.decode("utf-8", errors="replace")
     declared = _META.search(data, 0, _META_BYTES)
     if declared:
-        named = map_encoding_to_html5(declared[1].decode("ascii"), fallback_utf8=False)
+        named = _encoding(declared[1].decode("ascii"))
         if named:
             # HTML standard, 13.2.3.2: a page whose bytes could be read as ASCII to find this is no UTF-16
             return data.decode("utf-8" if named.startswith("utf-16") else named, errors="replace")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return str(bytes_to_str(data, detect_encoding(data) or "cp1252", errors="replace"))
+    if utf8 is not None:
+        return utf8
+    if named:
+        return data.decode(named, errors="replace")
+    return str(bytes_to_str(data, detect_encoding(data) or "cp1252", errors="replace"))
 
 
-def links_of(page: str) -> tuple[str | None, list[str]]:
-    """(href of the first <base> that has one, or None; href of every <a> and <area>, in page order, as written)."""
-    base: str | None = None
-    links: list[str] = []
+def read_markup(page: str) -> Markup:
+    """Links, base, canonical address and signals of a page. Time is linear in the page."""
+    found = Markup()
+    boilerplate = {"nav": 0, "header": 0, "footer": 0, "aside": 0}  # how many of each are open
+    inside = False  # whether any is
+    content = 0  # depth of <main> and <article>, whose headers and footers are their own
+    open_anchor = -1  # where the text of the last link begins
     at = 0
-    while opening := _OPENING.search(page, at):
-        # Whatever does not end swallows the rest of the page, as in a browser; so the time is linear in the page.
-        if not opening[1]:
-            at = page.find("-->", opening.start() + 2) + 3  # "<!-->" is a whole comment
+    # Whatever does not end swallows the rest of the page, as in a browser; so the time is linear in the page.
+    while token := _NEXT.match(page, at):
+        comment, closed, opened, attributes, text = token.groups()
+        at = token.end()
+        if comment:
+            at = page.find("-->", at - 2) + 3  # "<!-->" is a whole comment
             if at < 3:
                 break
             continue
-        rest = _REST_OF_TAG.match(page, opening.end())
-        if not rest:
-            break
-        at = rest.end()
-        tag = opening[1].lower()
-        if tag in _RAW_END:
+        tag = (closed or opened).lower()
+        if text is not None and tag != "a":
+            at = token.end(4) + 1  # the text is that of a link around this element
+        if tag in _PLACES:
+            step = -1 if closed else 1
+            if tag in ("main", "article"):
+                content = max(0, content + step)
+                if opened:
+                    boilerplate = dict.fromkeys(boilerplate, 0)  # neither stands within a navigation; one that is open was not closed
+            elif closed or not content or tag in ("nav", "aside"):
+                boilerplate[tag] = max(0, boilerplate[tag] + step)
+            inside = any(boilerplate.values())
+        elif tag in ("a", "area"):
+            if open_anchor >= 0:  # a link within a link ends it: HTML standard, 13.2.6.4.7
+                found.anchors[-1] = _anchor(page, open_anchor, token.start(2) - 2 if closed else token.start(3) - 1)
+                open_anchor = -1
+            if closed:
+                continue
+            plain = _PLAIN_LINK.fullmatch(attributes)
+            given = {"href": plain[1]} if plain else _attributes(attributes)
+            if "href" not in given:
+                continue
+            flags = _BOILERPLATE if inside else 0
+            if "rel" in given and not _NO_FOLLOWING.isdisjoint(given["rel"].lower().split()):
+                flags |= _NOFOLLOW
+            found.links.append(given["href"].strip())
+            found.flags.append(flags)
+            if tag == "area":
+                found.anchors.append(_folded(given.get("alt", "")))
+            elif text is not None:
+                found.anchors.append(_folded(html.unescape(text) if "&" in text else text))
+            else:
+                found.anchors.append("")
+                open_anchor = at
+        elif tag in _RAW_END:
             end = _RAW_END[tag].search(page, at)
             if not end:
                 break
             at = end.end()
-        elif tag in ("a", "area", "base"):
-            href = _href(rest[0][:-1])
-            if href is None:
-                continue
-            if tag != "base":
-                links.append(href)
-            elif base is None:
-                base = href
-    return base, links
+        elif tag == "meta":
+            _meta(_attributes(attributes), found, open_anchor >= 0)
+        elif tag == "base":
+            if found.base is None and "href" in (given := _attributes(attributes)):
+                found.base = given["href"].strip()
+        elif found.canonical is None and "canonical" in (given := _attributes(attributes)).get("rel", "").lower().split():
+            found.canonical = given.get("href", "").strip() or None
+    return found
 
 
-def _href(attributes: str) -> str | None:
-    for attribute in _ATTRIBUTE.finditer(attributes):
-        if attribute[1].lower() == "href":
-            return html.unescape(attribute[2] or attribute[3] or attribute[4] or "").strip()
+def links_of(page: str) -> tuple[str | None, list[str]]:
+    """(base, hrefs of every <a> and <area>) of a page, as written."""
+    markup = read_markup(page)
+    return markup.base, [link for link, flag in zip(markup.links, markup.flags, strict=True) if not flag & _REFRESHED]
+
+
+def place_links(markup: Markup, text: str) -> None:
+    """Says of each link that has a text, and is not in a page's header, footer, navigation or aside, whether it is in the main text.
+
+    It is BODY if its text is found in the main text behind that of the link before, else BOILERPLATE. So a link of the navigation that
+    is no <nav> is told from one of the text, and a link without text (an image) has neither flag.
+    """
+    text = " ".join(text.split())
+    place = 0
+    for k, anchor in enumerate(markup.anchors):
+        if not anchor or markup.flags[k] & (_BOILERPLATE | _REFRESHED):
+            continue
+        at = _find_words(text, anchor, place)
+        if at < 0:
+            markup.flags[k] |= _BOILERPLATE
+        else:
+            markup.flags[k] |= _BODY
+            place = at + len(anchor)
+
+
+def header_signals(headers: list[tuple[str, str]]) -> int:
+    """Signal bits of HTTP headers, given as (lower-case name, value)."""
+    signals = Signal(0)
+    for name, value in headers:
+        if name == "x-robots-tag":
+            signals |= _robots(value)
+        elif name == "tdm-reservation" and value.strip() == "1":
+            signals |= Signal.TDM_RESERVED
+        elif name in ("content-usage", "content-signal") and _NO_TRAINING.search(value):
+            signals |= Signal.NO_TRAIN
+    return int(signals)
+
+
+def header_canonical(headers: list[tuple[str, str]]) -> str | None:
+    """The target of `Link: <target>; rel="canonical"` (RFC 8288)."""
+    for name, value in headers:
+        if name == "link":
+            for target, parameters in re.findall(r"<([^>]*)>([^<]*)", value):
+                if re.search(r";\s*rel\s*=\s*\"?[^\";,]*\bcanonical\b", parameters, re.I):
+                    return str(target).strip() or None
     return None
+
+
+def _robots(value: str) -> Signal:
+    """Directives of a robots meta element or header that are for all robots (`otherbot: noindex` is not)."""
+    signals = Signal(0)
+    for_all = True
+    for part in value.lower().split(","):
+        name, colon, rest = part.partition(":")
+        if colon and name.strip() not in _ROBOTS_WITH_VALUE:
+            for_all = name.strip() == "*"
+            part = rest
+        if for_all:
+            signals |= _ROBOTS.get(part.strip(), Signal(0))
+    return signals
+
+
+def _meta(attributes: dict[str, str], found: Markup, in_anchor: bool) -> None:
+    name = (attributes.get("name") or attributes.get("http-equiv") or "").strip().lower()
+    content = attributes.get("content", "")
+    if name == "robots":
+        found.signals |= int(_robots(content))
+    elif name == "tdm-reservation" and content.strip() == "1":
+        found.signals |= int(Signal.TDM_RESERVED)
+    elif name in ("content-usage", "content-signal") and _NO_TRAINING.search(content):
+        found.signals |= int(Signal.NO_TRAIN)
+    elif attributes.get("http-equiv", "").strip().lower() == "refresh" and not in_anchor:
+        target = _REFRESH.match(content)
+        if target and (url := (target[1] or target[2] or target[3] or "").strip()):
+            found.links.append(url)
+            found.flags.append(_REFRESHED)
+            found.anchors.append("")
+
+
+def _attributes(tag: str) -> dict[str, str]:
+    """Attributes by lower-case name, the first of each, entities resolved."""
+    found: dict[str, str] = {}
+    for name, *values in reversed(_ATTRIBUTE.findall(tag)):
+        value = "".join(values)  # one of them, in double quotes, in single quotes, or without
+        found[name.lower()] = html.unescape(value) if "&" in value else value
+    return found
+
+
+def _anchor(page: str, start: int, end: int) -> str:
+    text = page[start : min(end, start + 16 * MAX_ANCHOR_CHARS)]
+    if "<" in text:
+        text = _TAG_IN_ANCHOR.sub(" " if "<br" in text else "", text)
+    return _folded(html.unescape(text) if "&" in text else text)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split())[:MAX_ANCHOR_CHARS].rstrip()
+
+
+def _find_words(text: str, anchor: str, place: int) -> int:
+    """Where `anchor` stands in the next part of `text`, not as a part of a longer word; -1: nowhere."""
+    reach = place + _UNFLAGGED_REACH
+    at = text.find(anchor, place, reach)
+    while at >= 0:
+        end = at + len(anchor)
+        if not (at and text[at - 1].isalnum() and anchor[0].isalnum()) and not (
+            end < len(text) and text[end].isalnum() and anchor[-1].isalnum()
+        ):
+            return at
+        at = text.find(anchor, at + 1, reach)
+    return -1
+
+
+def _encoding(label: str) -> str | None:
+    """Python's name of the encoding that browsers take a label for; None for one that they do not know."""
+    return map_encoding_to_html5(label.strip(" \t\"'"), fallback_utf8=False)
+
+
+def _utf8(data: bytes) -> str | None:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_mostly_utf8(data: bytes) -> bool:
+    """Whether at least four of five characters beyond ASCII are UTF-8: a page that was cut, or quotes another encoding, still is."""
+    text = data.decode("utf-8", errors="replace")
+    return 5 * text.count("\ufffd") <= sum(character > "\x7f" for character in text)

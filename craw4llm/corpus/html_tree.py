@@ -16,7 +16,7 @@ max_pages: the site is cut to so many pages, breadth first from its index page (
 kept stay linked to each other. aliases: optional; other addresses of the same site, where * is any text within one part of the path
 (older versions: "https://docs.djangoproject.com/en/*/").
 
-Extraction (text: resiliparse, main content) runs in child processes: hostile HTML can take a process down.
+Pages are read in a child process that hostile HTML may take down (craw4llm.corpus.extraction).
 """
 
 import dataclasses
@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from resiliparse.extract.html2text import extract_plain_text
-
-from craw4llm.configs import SyntheticWeb
+from craw4llm.configs import HtmlLimits, SyntheticWeb
+from craw4llm.corpus.extraction import DEFAULT_LIMITS, Answer, extractor
 from craw4llm.corpus.html_links import decode, links_of
-from craw4llm.corpus.records import Page, Reject, Source
+from craw4llm.corpus.records import LinkFlag, Page, Reject, Source
 from craw4llm.corpus.synthetic import open_synthetic
 from craw4llm.corpus.urls import canonical_url
 from craw4llm.errors import InputError
@@ -40,7 +39,6 @@ from craw4llm.errors import InputError
 WEB_JSON = "web.json"
 ENDINGS = (".html", ".htm", ".xhtml")
 CHUNK_FILES = 32
-MAX_FILE_BYTES = 5_000_000
 
 Folds = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -71,6 +69,7 @@ class FileChunk:
     start: int
     files: list[str]  # relative to the site's folder
     folds: Folds
+    limits: HtmlLimits
 
     @property
     def label(self) -> str:
@@ -81,29 +80,42 @@ class FileChunk:
         return len(self.files)
 
     def read(self) -> Iterator[Page | Reject]:
+        data = {}
+        outcome: dict[str, Answer] = {}
+        for name in self.files:
+            try:
+                content = _read(self.site.folder / name, self.limits.page_bytes)
+            except OSError:
+                outcome[name] = "unreadable"
+                continue
+            if content is None:
+                outcome[name] = "too_large"
+            else:
+                data[name] = content
+        outcome.update(zip(data, extractor(self.limits).read([(content, None) for content in data.values()]), strict=True))
         known: dict[tuple[str, str], str | None] = {}
         for k, name in enumerate(self.files):
-            position = self.start + k
             url = page_url(self.site.base_url, name)
-            try:
-                data = _read(self.site.folder / name)
-            except OSError:
-                yield Reject(self.site.package, position, url, "unreadable")
+            page = outcome[name]
+            if isinstance(page, str):
+                yield Reject(self.site.package, self.start + k, url, page)
                 continue
-            if data is None:
-                yield Reject(self.site.package, position, url, "too_large")
-                continue
-            try:
-                page = decode(data)
-                text = extract_plain_text(page, main_content=True).strip()
-                links = _resolved(page, url, self.folds, known)
-            except Exception:  # a library's word on one page, whatever its class; a bug of ours would fail every page and so the stage
-                yield Reject(self.site.package, position, url, "unparsable")
-                continue
-            yield Page(self.site.package, position, url, text, links)
+            # A page that only sends on to another is no link of the site's author: meta refreshes are left out here.
+            kept = [j for j, flag in enumerate(page.flags) if not flag & LinkFlag.REFRESH]
+            yield Page(
+                self.site.package,
+                self.start + k,
+                url,
+                page.text,
+                _resolved(page.base, [page.links[j] for j in kept], url, self.folds, known),
+                anchors=[page.anchors[j] for j in kept],
+                link_flags=[page.flags[j] for j in kept],
+                canonical=page.canonical,
+                signals=page.signals,
+            )
 
 
-def open_web(folder: Path) -> Source:
+def open_web(folder: Path, limits: HtmlLimits = DEFAULT_LIMITS) -> Source:
     """The folder with web.json as a source. Raises InputError where web.json or a site's folder is not as described."""
     record = _web_json(folder)
     if record["kind"] == "synthetic":
@@ -120,7 +132,11 @@ def open_web(folder: Path) -> Source:
     described = []
     for site in sites:
         files = list_files(site.folder)
-        kept = sorted(_breadth_first(site, files, folds)) if site.max_pages is not None and len(files) > site.max_pages else files
+        kept = (
+            sorted(_breadth_first(site, files, folds, limits.page_bytes))
+            if site.max_pages is not None and len(files) > site.max_pages
+            else files
+        )
         described.append(
             {
                 "package": site.package,
@@ -130,14 +146,13 @@ def open_web(folder: Path) -> Source:
                 "left_out_by_max_pages": len(files) - len(kept),
             }
         )
-        chunks += [FileChunk(site, k, kept[k : k + CHUNK_FILES], folds) for k in range(0, len(kept), CHUNK_FILES)]
+        chunks += [FileChunk(site, k, kept[k : k + CHUNK_FILES], folds, limits) for k in range(0, len(kept), CHUNK_FILES)]
     if not chunks:
         raise InputError(f"corpus: the sites of {folder / WEB_JSON} hold no file that ends with {', '.join(ENDINGS)}")
     return Source(
         chunks=chunks,
         records=sum(chunk.records for chunk in chunks),
         origin=_field(folder, record, "origin", str),
-        isolated=True,
         notes={"sites": described},
     )
 
@@ -162,17 +177,18 @@ def page_url(base_url: str, name: str) -> str:
     return canonical_url(url) or url
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path, page_bytes: int) -> bytes | None:
     """The file's bytes, or None for one that is too large."""
     with path.open("rb") as stream:
-        data = stream.read(MAX_FILE_BYTES + 1)
-    return data if len(data) <= MAX_FILE_BYTES else None
+        data = stream.read(page_bytes + 1)
+    return data if len(data) <= page_bytes else None
 
 
-def _resolved(page: str, url: str, folds: Folds, known: dict[tuple[str, str], str | None] | None = None) -> list[str | None]:
-    """The page's links as canonical URLs, folded onto the sites; None for what is no web page's URL."""
+def _resolved(
+    base_href: str | None, links: list[str], url: str, folds: Folds, known: dict[tuple[str, str], str | None] | None = None
+) -> list[str | None]:
+    """A page's links as canonical URLs, folded onto the sites; None for what is no web page's URL."""
     known = {} if known is None else known
-    base_href, links = links_of(page)
     base = (canonical_url(base_href, url) if base_href else None) or url
     resolved = []
     for link in links:
@@ -204,7 +220,7 @@ def _folds(sites: list[Site]) -> Folds:
     return tuple((re.compile("https?:" + re.escape(prefix.partition(":")[2]).replace(r"\*", "[^/]*")), base) for prefix, base in ordered)
 
 
-def _breadth_first(site: Site, files: list[str], folds: Folds) -> list[str]:
+def _breadth_first(site: Site, files: list[str], folds: Folds, page_bytes: int) -> list[str]:
     """The first `max_pages` files of a site in breadth-first order from its index page, then from the next file by path."""
     assert site.max_pages is not None
     file_at = {page_url(site.base_url, name): name for name in reversed(files)}
@@ -221,10 +237,10 @@ def _breadth_first(site: Site, files: list[str], folds: Folds) -> list[str]:
         while queue and len(taken) < site.max_pages:
             name = queue.popleft()
             try:
-                data = _read(site.folder / name)
+                data = _read(site.folder / name, page_bytes)
             except OSError:
                 continue  # the build rejects it by name
-            for url in _resolved(decode(data), page_url(site.base_url, name), folds) if data else ():
+            for url in _resolved(*links_of(decode(data)), page_url(site.base_url, name), folds) if data else ():
                 target = file_at.get(url or "")
                 if target is not None and target not in taken and len(taken) < site.max_pages:
                     taken[target] = None

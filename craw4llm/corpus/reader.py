@@ -17,6 +17,11 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
+from craw4llm.configs import UrlRules
+from craw4llm.corpus.anchors import OFFSETS as ANCHOR_OFFSETS
+from craw4llm.corpus.anchors import TEXTS as ANCHOR_TEXTS
+from craw4llm.corpus.anchors import AnchorReader
+from craw4llm.corpus.gather import RowReader
 from craw4llm.corpus.urls import canonical_url
 
 _ZSTD = pa.Codec("zstd")
@@ -59,6 +64,30 @@ class Corpus:
         return pc.dictionary_encode(self.column("host").combine_chunks())
 
     @cached_property
+    def domains(self) -> list[str]:
+        """Registered domains, in the order of `domain_ids`."""
+        return self._domain_dictionary.dictionary.to_pylist()
+
+    @cached_property
+    def domain_ids(self) -> NDArray[np.int32]:
+        """int32[n_pages]: index into `domains`."""
+        return self._domain_dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+
+    @cached_property
+    def _domain_dictionary(self) -> pa.DictionaryArray:
+        return pc.dictionary_encode(self.column("domain").combine_chunks())
+
+    @cached_property
+    def doc_ids(self) -> pa.Array:
+        """string[n_pages]: the source's own ids; null where it has none."""
+        return self.column("doc_id").combine_chunks()
+
+    @cached_property
+    def signals(self) -> NDArray[np.uint16]:
+        """uint16[n_pages]: what the page's owner asks for, bits of craw4llm.corpus.records.Signal."""
+        return self.column("signals").to_numpy()
+
+    @cached_property
     def n_bytes(self) -> NDArray[np.uint32]:
         """uint32[n_pages]: UTF-8 bytes of each page's text."""
         return self.column("n_bytes").to_numpy()
@@ -86,11 +115,12 @@ class Corpus:
         return np.load(self.artifact.file("indegree.npy"), mmap_mode="r")
 
     @cached_property
-    def _links(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        return (
-            np.load(self.artifact.file("links_offsets.npy"), mmap_mode="r"),
-            np.load(self.artifact.file("links_targets.npy"), mmap_mode="r"),
-        )
+    def _links(self) -> RowReader:
+        return RowReader(self._link_offsets, np.load(self.artifact.file("links_targets.npy"), mmap_mode="r"))
+
+    @cached_property
+    def _link_offsets(self) -> NDArray[np.uint64]:
+        return np.load(self.artifact.file("links_offsets.npy"), mmap_mode="r")
 
     @cached_property
     def _texts(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
@@ -121,17 +151,56 @@ class Corpus:
         Returns (offsets int64[len(pages) + 1], targets uint32): the targets of pages[k], ascending, are
         targets[offsets[k]:offsets[k + 1]].
         """
-        all_offsets, all_targets = self._links
-        ids = np.asarray(pages, dtype=np.int64)
-        starts = all_offsets[ids].astype(np.int64)
-        lengths = all_offsets[ids + 1].astype(np.int64) - starts
-        offsets = np.zeros(len(ids) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        rows = np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], lengths)
-        return offsets, np.asarray(all_targets[rows], dtype=np.uint32)
+        return self._links.read(pages)
+
+    def link_flags(self, pages: ArrayLike) -> NDArray[np.uint8] | None:
+        """uint8, bits of craw4llm.corpus.records.LinkFlag, one per target of `outlinks(pages)`; None where the source has none."""
+        return None if self._flags is None else self._flags.read(pages)[1]
+
+    def anchors(self, pages: ArrayLike) -> list[str | None] | None:
+        """Anchor texts, one per target of `outlinks(pages)` (None: a link without one); None where the source has none."""
+        if self._anchors is None:
+            return None
+        return [anchor for page in np.asarray(pages).tolist() for anchor in self._anchors.of(page)]
+
+    def inlinks(self, targets: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Pages that link to several targets, ascending, concatenated in the order given; (offsets, pages) as `outlinks`.
+
+        The transposed graph is made when it is first asked for, and kept beside the memo (craw4llm.corpus.transpose).
+        """
+        return self._in_links.read(targets)
+
+    @cached_property
+    def _in_links(self) -> RowReader:
+        from craw4llm.corpus.transpose import in_links
+
+        return RowReader(*in_links(self.artifact, self.n_targets))
+
+    @cached_property
+    def _flags(self) -> RowReader | None:
+        path = self.artifact.path / "links_flags.npy"
+        return RowReader(self._link_offsets, np.load(path, mmap_mode="r")) if path.exists() else None
+
+    @cached_property
+    def _anchors(self) -> AnchorReader | None:
+        path = self.artifact.path / ANCHOR_TEXTS
+        return AnchorReader(path, self.artifact.file(ANCHOR_OFFSETS), self._link_offsets) if path.exists() else None
+
+    def canonical(self, url: str) -> str | None:
+        """The spelling of a URL in this corpus, by its own `url_rules`; None for what is no web page's URL."""
+        return canonical_url(url, rules=self._rules)
+
+    @cached_property
+    def _rules(self) -> UrlRules:
+        return UrlRules(**self.artifact.config.get("url_rules", {}))
+
+    def find_doc_ids(self, doc_ids: Sequence[str]) -> NDArray[np.int64]:
+        """int64[len(doc_ids)]: pages that the source calls so, the first of several, -1 for ids that the corpus does not have."""
+        found = pc.index_in(pa.array(doc_ids, type=pa.string()), value_set=self.doc_ids)
+        return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(urls)]: page ids of URLs (any spelling of the canonical one), -1 for those not in the corpus."""
-        wanted = pa.array([canonical_url(url) or "" for url in urls], type=pa.string())
+        wanted = pa.array([self.canonical(url) or "" for url in urls], type=pa.string())
         found = pc.index_in(wanted, value_set=self.urls)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -18,9 +18,21 @@ REASONS: Mapping[str, str] = {
     "duplicate_url": "a record before it has the same canonical URL",
     "text_not_string": "the text is neither a string nor null",
     "invalid_unicode": "the text or the URL is no valid Unicode (broken UTF-8, a lone surrogate)",
-    "too_large": "the file is larger than an HTML page may be",
+    "links_misaligned": "anchors or link_flags has not one entry for each link",
+    "bad_field": "a field has a type that it cannot have",
+    "not_json": "the line is no JSON object",
+    "cut_off": "the file ends within the record",
+    "damaged": "the file cannot be read from here on",
+    "too_large": "the file or record is larger than a page may be",
     "unparsable": "the HTML parser or the text extraction failed",
     "unreadable": "the file cannot be read",
+    "misframed": "the record's stated length does not lead to its end",
+    "bad_digest": "the record has not the digest that it states",
+    "truncated": "the crawler kept only the beginning of the page (WARC-Truncated, other than by length)",
+    "bad_encoding": "the HTTP body is not in the transfer or content coding that its header names",
+    "timeout": "reading the page took more processor time than a page may",
+    "out_of_memory": "reading the page took more memory than a page may",
+    "crashed": "reading the page ended the process that did it",
 }
 
 
@@ -52,7 +64,7 @@ class Page:
     source: file or package. position: record or row in the source, from 0. text: null is an empty text.
     links: URLs as written, resolved against `base`, or against the page's URL where `base` is None.
     anchors, link_flags: one per link (anchor text, LinkFlag bits), or empty where the source has none.
-    canonical: the page's rel=canonical URL as written. signals: Signal bits. doc_id, language: the source's own, where it has them.
+    canonical: the page's rel=canonical URL as written. signals: Signal bits. doc_id, language, score: the source's own, where it has them.
     """
 
     source: str
@@ -67,6 +79,7 @@ class Page:
     signals: int = 0
     doc_id: str | None = None
     language: str | None = None
+    score: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,13 +101,17 @@ class Skipped:
 
 
 class Chunk(Protocol):
-    """Some records of a source. label: names the chunk in an error. records: how many it holds."""
+    """Some records of a source: says what to read and holds none of it, so that a million chunks can be listed and sent about.
+
+    label: names the chunk in an error and in the record of a finished part, so equal for equal content and different from every other's.
+    records: how many it holds; None: not known before it is read.
+    """
 
     @property
     def label(self) -> str: ...
 
     @property
-    def records(self) -> int: ...
+    def records(self) -> int | None: ...
 
     def read(self) -> Iterator[Page | Reject | Skipped]: ...
 
@@ -103,12 +120,15 @@ class Chunk(Protocol):
 class Source:
     """An opened source.
 
-    records: how many records there are in all. origin: a sentence on where the pages come from.
+    chunks: can be iterated more than once, each time the same. records: how many records there are in all, None where nobody knows
+        before they are read; a number is checked against what was read. origin: a sentence on where the pages come from.
     isolated: its chunks run code that can take its process down (HTML extraction), so they always run in a child process.
+    part_records: about how many records make a part: what one worker does at a time, and what an interruption can cost.
     """
 
     chunks: Iterable[Chunk]
-    records: int
+    records: int | None
     origin: str
     isolated: bool = False
+    part_records: int = 4096
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -1,35 +1,94 @@
-"""One canonical spelling per URL.
+"""One canonical spelling per URL, and the registered domain of a host.
 
     canonical_url("HTTP://Example.org:80/a/../b?x=1#top")                    -> "http://example.org/b?x=1"
     canonical_url("../c.html", base="https://example.org/a/b.html")          -> "https://example.org/c.html"
     canonical_url("mailto:a@example.org")                                    -> None
+    canonical_url("https://a.example/?b=2&utm_source=x&a=1", rules=UrlRules(query="sorted", drop_tracking=True))
+                                                                             -> "https://a.example/?a=1&b=2"
+    domain_of("docs.example.co.uk")                                          -> "example.co.uk"
 
 Parsing and serialising are the WHATWG URL standard's (the `ada-url` library: lower-case host, IDNA, default ports dropped, dot segments
-resolved). On top: http and https only, no fragment, no user name or password.
+resolved). On top: http and https only, no fragment, no user name or password, and what `UrlRules` says. Registered domains are those of
+the public suffix list, as the `publicsuffixlist` library ships it.
 """
 
+import functools
+import re
+
 import ada_url
+from publicsuffixlist import PublicSuffixList
+
+from craw4llm.configs import UrlRules
 
 MAX_URL_BYTES = 8192  # longer ones are traps or data; RFC 9110, 4.1 asks for at least 8,000 octets
+AS_WRITTEN = UrlRules()
+
+# URLs that the parser would give back as they are, told by their characters alone (a quarter of the time): lower-case names as host, the
+# last not a number and none in Punycode, no port; no dot segment, nothing that would be percent-encoded, no fragment, no empty query.
+_CANONICAL = re.compile(
+    r"https?://(?:(?!xn--)[a-z0-9][a-z0-9-]*\.)*(?!xn--)[a-z][a-z0-9-]*"
+    r"(?:/(?![.]|%2[eE])[A-Za-z0-9_~!$&'()*+,;=:@%.-]*)+(?:\?[A-Za-z0-9_~!$&()*+,;=:@%./?-]+)?"
+)
+
+# Parameters that say through which advertisement, letter or share somebody came, and nothing about the page. A change of this list is a
+# change of the corpus stage's version. Names are compared in lower case; one that ends with * is a beginning.
+_TRACKING = """
+    utm_* mtm_* pk_* hsa_* gclid gclsrc dclid gbraid wbraid gad_source srsltid fbclid igshid igsh twclid ttclid yclid ysclid msclkid
+    li_fat_id epik sccid rdt_cid mc_cid mc_eid mkt_tok _ga _gl _hsenc _hsmi _openstat __s vero_id vero_conv oly_anon_id oly_enc_id
+    rb_clickid s_cid wickedid icid cmpid trk_contact trk_msg trk_module trk_sid"""
+TRACKING = frozenset(_TRACKING.split())
+_BEGINNINGS = tuple(name[:-1] for name in sorted(TRACKING) if name.endswith("*"))
 
 
-def canonical_url(url: str, base: str | None = None) -> str | None:
+def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTEN) -> str | None:
     """The canonical spelling of `url` (resolved against `base`), or None if it is no web page's URL."""
     if len(url) > MAX_URL_BYTES:
         return None
+    if rules == AS_WRITTEN and _CANONICAL.fullmatch(url):
+        return url
     try:
         parsed = ada_url.URL(url.strip(), base=base) if base else ada_url.URL(url.strip())
+        text = str(parsed.href)
     except (ValueError, UnicodeError):
         return None
-    if parsed.protocol not in ("http:", "https:") or not parsed.hostname:
+    if not text.startswith(("http://", "https://")):  # these have a host, or the parser refuses them
         return None
-    parsed.hash = ""
-    parsed.username = ""
-    parsed.password = ""
-    text = str(parsed.href)
+    if "#" in text or "@" in text:
+        parsed.hash = parsed.username = parsed.password = ""
+        text = str(parsed.href)
+    if rules != AS_WRITTEN and "?" in text:
+        parsed.search = _query(parsed.search[1:], rules)
+        text = str(parsed.href)
     return text if len(text) <= MAX_URL_BYTES else None
 
 
 def host_of(canonical: str) -> str:
     """Host (with port, where it is not the default) of a canonical URL."""
     return canonical.split("/", 3)[2]
+
+
+def domain_of(host: str) -> str:
+    """The registered domain of a host (port or not): one label more than its public suffix; for an address or a bare suffix, the host."""
+    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+    if name.startswith("[") or name.rpartition(".")[2].isdigit():
+        return name
+    return _suffixes().privatesuffix(name.rstrip(".")) or name
+
+
+@functools.cache
+def _suffixes() -> PublicSuffixList:
+    return PublicSuffixList()
+
+
+def _query(query: str, rules: UrlRules) -> str:
+    """The parameters kept, each as it is written."""
+    parameters = query.split("&")
+    if rules.drop_tracking:
+        parameters = [p for p in parameters if not _tracks(p.partition("=")[0].lower())]
+    if rules.query == "sorted":
+        parameters = sorted((p for p in parameters if p), key=lambda p: p.partition("=")[0])  # stable: repeats keep their order
+    return "&".join(parameters)
+
+
+def _tracks(name: str) -> bool:
+    return name in TRACKING or name.startswith(_BEGINNINGS)

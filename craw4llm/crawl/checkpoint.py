@@ -1,7 +1,7 @@
 """Checkpoints of a crawl: what a crawl that was killed goes on from, and what a longer crawl begins with.
 
     checkpoints = Checkpoints(folder)
-    state = checkpoints.newest(fits)        None, or the arrays of the farthest crawl for which fits(crawled, fetches) is true
+    state = checkpoints.newest(fits)        None, or the arrays of the farthest crawl for which fits(crawled, fetches, tokens) is true
     checkpoints.save(state)
 
 A crawl is a prefix of a longer one with the same corpus, scorer, seeds, policy and batch (craw4llm.crawl.loop), so its state between two
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 log = logging.getLogger(__name__)
 
 State = dict[str, NDArray[Any]]
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"(\d+)-(\d+)-[0-9a-f]+\.npz")
 
 
@@ -39,10 +39,10 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def newest(self, fits: Callable[[int, int], bool]) -> State | None:
-        """The state of the farthest checkpoint for which fits(pages crawled, fetches made) is true and that can be read."""
+    def newest(self, fits: Callable[[int, int, int], bool]) -> State | None:
+        """The state of the farthest checkpoint for which fits(pages crawled, fetches made, tokens crawled) is true and that can be read."""
         for crawled, fetches, path in sorted(self._found(), reverse=True):
-            if not fits(crawled, fetches):
+            if not fits(crawled, fetches, 0):
                 continue
             try:
                 with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
@@ -50,7 +50,7 @@ class Checkpoints:
             except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
                 log.warning("crawl checkpoint %s cannot be read (%s); passed over", path, error)
                 continue
-            if int(state.pop("format", np.array(0))) == FORMAT:
+            if int(state.pop("format", np.array(0))) == FORMAT and fits(crawled, fetches, int(state.get("n_tokens", np.array(0)))):
                 return state
         return None
 

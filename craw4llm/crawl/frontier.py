@@ -9,7 +9,10 @@ alike: target ids would tell pages from dead links, which nobody knows before th
 
 Keys are kept as a few sorted runs of falling size (a log-structured merge): a push sorts what is new and merges runs of like size; a pop
 takes the smallest of the runs' heads. Where priorities move, the newest key of each place is kept aside, and older entries are dropped
-when they come up. Measured on 2 cores: 690,000 pages a second at 100M pages for the simpler head-and-tail variant (numpy only).
+when they come up.
+
+**Pruning.** Where only the first R of what waits can ever be popped (craw4llm.crawl.loop says when), `prune(R)` drops the rest: what is
+held never exceeds about 2 R entries of 8 bytes. `len` still counts all that wait.
 """
 
 import numpy as np
@@ -22,6 +25,7 @@ Priorities = NDArray[np.float32]
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _SIGN = np.uint32(0x80000000)
+_MIN_PRUNED = 4096
 
 
 def to_keys(places: ArrayLike, priorities: ArrayLike) -> Keys:
@@ -48,6 +52,8 @@ class Frontier:
     def __init__(self, n_places: int, *, moves: bool) -> None:
         self._runs: list[Keys] = []
         self._waiting = 0
+        self._held = 0  # keys in the runs
+        self.pruned = False
         # The newest key of each place; 0 for a place that does not wait (no key is 0: that would need the bits of a NaN).
         self._newest = np.zeros(n_places, dtype=np.uint64) if moves else None
 
@@ -68,12 +74,22 @@ class Frontier:
             keys = keys[keys != before]  # an unchanged priority has its entry already
         if len(keys):
             self._runs.append(np.sort(keys))
+            self._held += len(keys)
             self._merge()
 
+    def prune(self, keep: int) -> None:
+        """Keeps at least the first `keep` of what waits, and not many more."""
+        assert self._newest is None, "a priority that moves may bring any target to the front"
+        if self._held > 2 * keep + _MIN_PRUNED:
+            keys = np.concatenate(self._runs)
+            keys.partition(keep - 1)
+            keys = np.sort(keys[:keep])
+            self._runs, self._held, self.pruned = [keys], keep, True
+
     def pop(self, count: int) -> tuple[Places, Priorities]:
-        """The first `count` waiting targets in order; fewer where fewer wait."""
+        """The first `count` waiting targets in order; fewer where fewer wait (or, once pruned, are held)."""
         taken: list[Keys] = []
-        left = min(count, self._waiting)
+        left = min(count, self._held if self._newest is None else self._waiting)
         while left:
             keys = self._take(left)
             if self._newest is not None:
@@ -86,7 +102,7 @@ class Frontier:
         return from_keys(keys)
 
     def entries(self) -> tuple[Places, Priorities]:
-        """All waiting targets in order; they stay."""
+        """All waiting targets in order; they stay. Not once pruned."""
         return from_keys(self._all())
 
     def keys(self) -> Keys:
@@ -96,12 +112,19 @@ class Frontier:
     def restore(self, keys: Keys) -> None:
         """Replaces the content by what `keys` gave."""
         self._runs = [keys] if len(keys) else []
-        self._waiting = len(keys)
+        self._waiting = self._held = len(keys)
+        self.pruned = False
         if self._newest is not None:
             self._newest[:] = 0
             self._newest[keys & _LOW] = keys
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return 8 * self._held + (0 if self._newest is None else self._newest.nbytes)
+
     def _all(self) -> Keys:
+        assert not self.pruned, "what was dropped is not known here"
         keys = np.sort(np.concatenate(self._runs)) if self._runs else np.empty(0, dtype=np.uint64)
         return keys if self._newest is None else self._current(keys)
 
@@ -122,11 +145,14 @@ class Frontier:
             if cut < len(run):
                 left.append(run[cut:])
         self._runs = left
-        return np.sort(np.concatenate(taken))
+        keys = np.concatenate(taken)
+        self._held -= len(keys)
+        return np.sort(keys)
 
     def _merge(self) -> None:
-        if self._newest is not None and sum(map(len, self._runs)) > 4 * self._waiting + 4096:
+        if self._newest is not None and self._held > 4 * self._waiting + 4096:
             self._runs = [run for run in [self._all()] if len(run)]  # mostly outdated entries: drop them
+            self._held = sum(map(len, self._runs))
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             last, before = self._runs.pop(), self._runs.pop()
             self._runs.append(np.sort(np.concatenate([before, last]), kind="stable"))

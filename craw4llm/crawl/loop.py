@@ -7,51 +7,49 @@
                      then a batch of the best `batch_pages` live pages is popped and crawled (and, but for look-ahead, fetched now)
 
 **Events.** A crawl is a sequence of two kinds of events, fetches and crawls; it ends at the first event that covers every budget. So a
-crawl with a smaller budget is a prefix of one with a larger budget, by pages and by fetches alike, and the last batch's links are not
-followed: they belong to an iteration that does not come. Within an iteration, a look-ahead policy's fetches are in the order of
+crawl with a smaller budget is a prefix of one with a larger budget, by pages, fetches and tokens alike, and the last batch's links are
+not followed: they belong to an iteration that does not come. Within an iteration, a look-ahead policy's fetches are in the order of
 places (canonical URLs, dead links among them), before the crawls; elsewhere a page is fetched when it is popped, in the order of popping.
 
 A dead link costs a fetch and has no place in a batch: a look-ahead policy finds out when it wants to score it, the others when they
 pop it. Held-out pages are never fetched; links to them are counted.
+
+**Options**, off by default: caps (craw4llm.crawl.caps) drop targets of hosts that have had their share, before they cost a fetch; with
+`restart_seeds` a frontier that has run dry is refilled by the next pages of the draw of seeds, in an iteration of their own.
+
+**Memory.** What a crawl keeps grows with what it meets, not with the corpus: the order of fetches and of crawls, and for each target met
+the crawl rank of the page that first linked to it. Of the corpus there is one bit a target (two where priorities move). The frontier is
+pruned to the pages still to be crawled where none but they can be popped: priorities that do not move, a budget in pages alone, no dead
+link in the frontier, no caps. Its dropped part follows from what was met, so checkpoints, extensions and traces are the same.
 """
 
 import json
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
+from craw4llm.crawl.bitset import BitSet
+from craw4llm.crawl.budget import Budget
+from craw4llm.crawl.caps import Caps
 from craw4llm.crawl.checkpoint import Checkpoints, State
 from craw4llm.crawl.frontier import Frontier
+from craw4llm.crawl.places import Places
 from craw4llm.crawl.policies import FullGraph, Learner, Live, Policy, Seen, TargetText, make_policy, policy_state, restore_policy
 from craw4llm.errors import ConfigError
 from craw4llm.execution import Progress
 from craw4llm.scoring.memo import PageScores
 
 Targets = NDArray[np.uint32]
-CHECKPOINT_EVERY_S = 60.0  # a checkpoint of a crawl of 20 million pages is about 2 GB
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """Pages crawled and fetches made, each at least so many; None: not limited by it. At least one is given."""
-
-    pages: int | None = None
-    fetches: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.pages is None and self.fetches is None:
-            raise ConfigError("crawl: no budget; give pages, fetches or both")
-
-    def left(self, crawled: int, fetched: int) -> tuple[int, int]:
-        """Pages and fetches that are still to come, each 0 or more."""
-        return max(0, (self.pages or 0) - crawled), max(0, (self.fetches or 0) - fetched)
+NOBODY = np.uint32(0xFFFFFFFF)
+_ONE = np.uint32(1)
+_STEP = 1 << 18
+CHECKPOINT_EVERY_S = 60.0  # a checkpoint of a crawl of 20 million pages is about 1 GB
 
 
 @dataclass(kw_only=True)
@@ -76,35 +74,27 @@ class Iteration:
 class Crawl:
     """A finished crawl, in arrays.
 
-    fetched: uint32, targets in fetch order, dead links among them; fetched_in uint32: the iteration of each. crawled: uint32, pages in
-    crawl order; crawled_in uint32; priority float32: of each when popped (NaN: a seed). parent, depth: uint32[n_targets], of discovered
-    targets (a seed has depth 0 and no parent). waiting, waiting_priority: what the frontier holds at the end. stop: "budget" or
-    "exhausted".
+    fetched: uint32, targets in fetch order, dead links among them; for each uint32 fetched_in (its iteration), parent (the page that first
+    linked to it; NOBODY: a seed), depth (0: a seed), and crawl_rank (NOBODY: not crawled), and its float32 priority when popped (at the end
+    where it was not; NaN: a seed). crawled: uint32, pages in crawl order; crawled_in uint32. crawled_tokens: int64, of each crawled page;
+    None without a budget in tokens. capped: targets that were dropped because of a cap. refused: priorities that were not finite.
+    stop: "budget" or "exhausted".
     """
 
     fetched: Targets
     fetched_in: NDArray[np.uint32]
+    parent: NDArray[np.uint32]
+    depth: NDArray[np.uint32]
+    crawl_rank: NDArray[np.uint32]
+    fetched_priority: NDArray[np.float32]
     crawled: Targets
     crawled_in: NDArray[np.uint32]
     priority: NDArray[np.float32]
-    parent: NDArray[np.uint32]
-    depth: NDArray[np.uint32]
-    waiting: Targets
-    waiting_priority: NDArray[np.float32]
+    crawled_tokens: NDArray[np.int64] | None
+    capped: int
+    refused: int
     stop: str
     iterations: list[Iteration] = field(default_factory=list)
-
-
-def url_places(corpus: Corpus) -> NDArray[np.uint32]:
-    """uint32[n_targets]: each target's position in the order of canonical URLs (UTF-8 bytes), pages and dead links alike.
-
-    Ids would do without dead links; with them, ties broken by id would pop every page before any dead link.
-    """
-    places = np.arange(corpus.n_targets, dtype=np.uint32)
-    if corpus.n_targets > corpus.n_pages:
-        order = pc.sort_indices(pa.chunked_array([corpus.urls, corpus.dead_urls]))
-        places[order.to_numpy()] = np.arange(corpus.n_targets, dtype=np.uint32)
-    return places
 
 
 class Crawler:
@@ -112,7 +102,9 @@ class Crawler:
 
     seeds: uint32, distinct ids of live pages that are not held out, in the order of crawling. page_scores: needed by policies that
     read scores; with it, the scores of crawled pages are kept for any policy. rng_seed: of the random policy. rank: float32[n_targets], for
-    the policies pagerank and harmonic. explore_share: of the policy predicted.
+    the policies pagerank and harmonic. explore_share: of the policy predicted. tokens: the numbers of tokens of pages, for a budget in
+    tokens. restart_seeds: where the frontier has run dry, so many pages that were not met yet, in the order of `seed_order`, are the
+    next seeds (0: the crawl ends).
     """
 
     def __init__(
@@ -127,31 +119,49 @@ class Crawler:
         rng_seed: int = 0,
         rank: NDArray[np.float32] | None = None,
         explore_share: float = 0.05,
+        tokens: Callable[[Targets], NDArray[np.int64]] | None = None,
+        caps: Caps | None = None,
+        restart_seeds: int = 0,
+        seed_order: Callable[[], Targets] | None = None,
     ) -> None:
+        assert (budget.tokens is None or tokens is not None) and (not restart_seeds or seed_order is not None)
         n = corpus.n_targets
         self._corpus, self._scores = corpus, page_scores
         self._budget, self._batch_pages = budget, batch_pages
         self._seeds = seeds
-        self._fetched_mask = np.zeros(n, dtype=np.bool_)
-        self._policy = self._make_policy(policy, rng_seed, rank, explore_share)
+        self._tokens_of = tokens if budget.tokens is not None else None
+        self._caps, self._restart_seeds, self._seed_order = caps, restart_seeds, seed_order
+        self._drawn: Targets | None = None  # what is left of the order of seeds, once it was needed
         self._look_ahead = KNOWLEDGE[policy] == "target_text"
-        # Without dead links places are page ids, and the two arrays, 8 bytes a page, are not needed.
-        self._place: NDArray[np.uint32] | None = None
-        self._target: Targets | None = None
-        if n > corpus.n_pages:
-            self._place = url_places(corpus)
-            self._target = np.empty(n, dtype=np.uint32)
-            self._target[self._place] = np.arange(n, dtype=np.uint32)
+        self._policy = self._make_policy(policy, rng_seed, rank, explore_share)
+        self._places = Places(corpus)
         self._frontier = Frontier(n, moves=self._policy.moves)
-        self._seen = np.zeros(n, dtype=np.bool_)  # V of Algorithm 1
-        self._parent = np.zeros(n, dtype=np.uint32)
-        self._depth = np.zeros(n, dtype=np.uint32)
+        self._prunes = (
+            not self._policy.moves
+            and (budget.fetches, budget.tokens, caps) == (None, None, None)
+            and (self._look_ahead or n == corpus.n_pages)
+        )
+        self._heldout = BitSet(n) if len(corpus.heldout) else None
+        if self._heldout is not None:
+            self._heldout.add(corpus.heldout)
+        self._seen = BitSet(n)  # V of Algorithm 1; for look-ahead what was fetched, which is the same
+        # What waits no longer: links to it are not followed. Without moving priorities nor are those to what waits.
+        self._closed = BitSet(n) if self._policy.moves else self._seen
+        self._depth = np.zeros(n, dtype=np.uint32) if isinstance(self._policy, Learner) else None
         self._host_seen = np.zeros(len(corpus.hosts), dtype=np.bool_)
+        self._n_hosts = 0
         self._fetched: list[Targets] = []
+        # The crawl rank of the page that first linked to each: for look-ahead of what was fetched, else of what was met.
+        self._met: list[Targets] = []
+        self._linked_by: list[NDArray[np.uint32]] = []
         self._crawled: list[Targets] = []
         self._priority: list[NDArray[np.float32]] = []
-        self._n_fetched = self._n_crawled = 0
+        self._tokens: list[NDArray[np.int64]] = []
+        self._capped: list[Targets] = []
+        self._n_fetched = self._n_crawled = self._n_tokens = self._n_refused = 0
         self._score_sum, self._score_count = 0.0, 0
+        self._looked_at: Targets = np.empty(0, dtype=np.uint32)  # by the last look-ahead, and their scores
+        self._look_scores = np.empty(0, dtype=np.float32)
         self._batch: Targets = np.empty(0, dtype=np.uint32)
         self._rows: list[Iteration] = []
 
@@ -160,84 +170,111 @@ class Crawler:
         seconds and before the iteration that may be the last."""
         stop = "exhausted"
         saved = time.monotonic()
-        if checkpoints is not None and (state := checkpoints.newest(lambda *made: self._budget.left(*made) != (0, 0))) is not None:
+        if checkpoints is not None and (state := checkpoints.newest(self._may_go_on_from)) is not None:
             self._restore(state)
             if progress is not None:
-                progress.update(self._n_crawled if self._budget.fetches is None else self._n_fetched, note="from a checkpoint")
+                progress.update(self._progress, note="from a checkpoint")
         while True:
             if checkpoints is not None and self._rows and (time.monotonic() - saved >= every_s or self._nearly_done):
                 checkpoints.save(self._n_crawled, self._n_fetched, self._state())
                 saved = time.monotonic()
             row = Iteration(iteration=len(self._rows))
+            dry = bool(self._rows) and self._is_dry
             self._rows.append(row)
-            before = self._n_crawled, self._n_fetched
+            before = self._progress
+            goes_on = True
             if row.iteration == 0:
                 self._start(row)
-                goes_on = True
+            elif dry:
+                self._restart(row)
             else:
                 goes_on = self._go_on(row)
             row.frontier = len(self._frontier)
-            row.hosts = int(np.count_nonzero(self._host_seen))
+            row.hosts = self._n_hosts
             if progress is not None:
-                moved = self._n_crawled - before[0] if self._budget.fetches is None else self._n_fetched - before[1]
-                progress.update(moved, note=f"iteration {row.iteration:,}, frontier {row.frontier:,}")
+                progress.update(self._progress - before, note=_note(row))
             if self._done:
                 stop = "budget"
                 break
-            if not goes_on or (not len(self._batch) and not len(self._frontier)):
+            if not goes_on or (self._is_dry and not (self._restart_seeds and len(self._next_seeds()))):
                 break
         return self._result(stop)
 
     @property
+    def _progress(self) -> int:
+        """Of the budget that is shown: fetches where they are one, else pages, else tokens."""
+        if self._budget.fetches is not None:
+            return self._n_fetched
+        return self._n_crawled if self._budget.pages is not None else self._n_tokens
+
+    @property
+    def _is_dry(self) -> bool:
+        return not len(self._batch) and not len(self._frontier)
+
+    @property
     def _done(self) -> bool:
-        return self._budget.left(self._n_crawled, self._n_fetched) == (0, 0)
+        return self._budget.covered(self._n_crawled, self._n_fetched, self._n_tokens)
 
     @property
     def _nearly_done(self) -> bool:
-        """Whether the next iteration reaches a budget in pages: a longer crawl would go on from before it."""
-        pages, fetches = self._budget.left(self._n_crawled, self._n_fetched)
-        return pages <= self._batch_pages and not fetches
+        """Whether the next iteration may reach a budget in pages or tokens: a longer crawl would go on from before it."""
+        pages, fetches, tokens = self._budget.left(self._n_crawled, self._n_fetched, self._n_tokens)
+        batches_of_tokens = tokens * max(1, self._n_crawled) / max(1, self._n_tokens * self._batch_pages)
+        return pages <= self._batch_pages and not fetches and batches_of_tokens <= 2
+
+    def _may_go_on_from(self, crawled: int, fetched: int, tokens: int) -> bool:
+        return not self._budget.covered(crawled, fetched, tokens)
 
     def _state(self) -> State:
         """The crawl between two iterations, in arrays; of the targets only what was met."""
-        met = np.flatnonzero(self._seen | self._fetched_mask).astype(np.uint32)
         sums = (self._score_sum, float(self._score_count))
         return {
-            "met": met,
-            "seen": self._seen[met],
-            "parent": self._parent[met],
-            "depth": self._depth[met],
             "fetched": np.concatenate(self._fetched),
+            "met": _joined(self._met),
+            "linked_by": _joined(self._linked_by),
+            "capped": _joined(self._capped),
             "crawled": np.concatenate(self._crawled),
             "priority": np.concatenate(self._priority),
+            "tokens": np.concatenate(self._tokens) if self._tokens else np.empty(0, dtype=np.int64),
+            "n_tokens": np.array(self._n_tokens),
+            "n_refused": np.array(self._n_refused),
             "batch": self._batch,
             "sums": np.array(sums, dtype=np.float64),
-            "waiting": self._frontier.keys(),
+            "pruned": np.array(self._frontier.pruned),
+            "waiting": np.empty(0, dtype=np.uint64) if self._frontier.pruned else self._frontier.keys(),
             "rows": np.frombuffer(json.dumps([asdict(row) for row in self._rows]).encode(), dtype=np.uint8),
-            **policy_state(self._policy, met),
+            **policy_state(self._policy, self._all_met()),
         }
 
     def _restore(self, state: State) -> None:
-        met = state["met"]
-        self._seen[met] = state["seen"]
-        self._parent[met] = state["parent"]
-        self._depth[met] = state["depth"]
-        self._fetched, self._crawled, self._priority = [state["fetched"]], [state["crawled"]], [state["priority"]]
-        self._fetched_mask[state["fetched"]] = True
-        self._n_fetched, self._n_crawled = len(state["fetched"]), len(state["crawled"])
+        corpus = self._corpus
+        fetched, met, crawled = state["fetched"], state["met"], state["crawled"]
+        self._fetched, self._crawled, self._priority = [fetched], [crawled], [state["priority"]]
+        self._met, self._linked_by, self._capped = [met], [state["linked_by"]], [state["capped"]]
+        self._n_fetched, self._n_crawled = len(fetched), len(crawled)
+        self._tokens, self._n_tokens, self._n_refused = [state["tokens"]], int(state["n_tokens"]), int(state["n_refused"])
         self._batch = state["batch"]
         self._score_sum, self._score_count = float(state["sums"][0]), int(state["sums"][1])
-        self._frontier.restore(state["waiting"])
         self._rows = [Iteration(**row) for row in json.loads(state["rows"].tobytes())]
-        live = state["crawled"][state["crawled"] < self._corpus.n_pages]
-        self._host_seen[self._corpus.host_ids[live]] = True
-        restore_policy(self._policy, met, state)
+        for ids in (self._remembered(fetched), state["capped"]):
+            self._seen.add(ids)
+            self._closed.add(ids)
+        self._seen.add(met)
+        if state["pruned"]:
+            targets, first_rank = self._waiting()
+            self._frontier.push(self._places.of(targets), self._priorities(seen_first(targets, first_rank)))
+        else:
+            self._frontier.restore(state["waiting"])
+        self._count_hosts(crawled[crawled < corpus.n_pages])
+        if self._caps is not None:
+            self._caps.count(crawled)
+        restore_policy(self._policy, self._all_met(), state)
+        if self._depth is not None:
+            self._depth[fetched] = self._history()[1]
+            self._depth[met] = self._depth[crawled[state["linked_by"]]] + 1
 
-    def _places(self, targets: Targets) -> NDArray[np.uint32]:
-        return targets if self._place is None else self._place[targets]
-
-    def _targets(self, places: NDArray[np.uint32]) -> Targets:
-        return places if self._target is None else self._target[places]
+    def _all_met(self) -> Targets:
+        return np.unique(np.concatenate([*self._fetched, *self._met]))
 
     def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None, explore_share: float) -> Policy:
         n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]
@@ -254,9 +291,11 @@ class Crawler:
 
     def _scores_of_fetched(self, pages: Targets) -> NDArray[np.float32]:
         """What a look-ahead policy may read: the scores of pages whose fetch is already counted."""
-        assert self._fetched_mask[pages].all(), "a look-ahead policy asked for a page that was not fetched"
         assert self._scores is not None
-        return self._scores.scores(pages)
+        if pages is not self._looked_at:  # those were fetched just now
+            assert self._seen.has(pages).all(), "a look-ahead policy asked for a page that was not fetched"
+            return self._scores.scores(pages)
+        return self._look_scores
 
     def _go_on(self, row: Iteration) -> bool:
         """One iteration after the first; whether another can follow."""
@@ -267,63 +306,132 @@ class Crawler:
 
     def _start(self, row: Iteration) -> None:
         """Iteration 0."""
-        seeds = self._seeds[: max(self._budget.left(0, 0))]
-        self._seen[seeds] = True
+        self._crawl_seeds(row, self._seeds)
+
+    def _restart(self, row: Iteration) -> None:
+        """An iteration of further seeds."""
+        if isinstance(self._policy, Learner):
+            self._teach(self._policy)
+        self._crawl_seeds(row, self._next_seeds())
+
+    def _next_seeds(self) -> Targets:
+        """The next pages of the draw of seeds that were not met."""
+        if self._drawn is None:
+            assert self._seed_order is not None
+            self._drawn = self._seed_order()
+        count = self._restart_seeds
+        for end in range(count, len(self._drawn) + count, count):
+            fresh = np.flatnonzero(~self._seen.has(self._drawn[:end]))
+            if len(fresh) >= count:
+                self._drawn = self._drawn[int(fresh[0]) :]
+                return self._drawn[fresh[:count] - fresh[0]]
+        self._drawn = self._drawn[~self._seen.has(self._drawn)]
+        return self._drawn
+
+    def _crawl_seeds(self, row: Iteration, seeds: Targets) -> None:
+        """Fetches and crawls seeds, each at once, up to the end of the crawl."""
+        seeds = seeds[: self._end(np.ones(len(seeds), dtype=np.int64), np.ones(len(seeds), dtype=np.int64), seeds, 0)]
+        self._seen.add(seeds)
         row.discovered = len(seeds)
-        self._fetch(row, seeds)
+        self._fetch(row, seeds, np.full(len(seeds), NOBODY, dtype=np.uint32))
+        if self._caps is not None:
+            self._caps.count(seeds)
         self._crawl(row, [seeds], [np.full(len(seeds), np.nan, dtype=np.float32)])
         if self._look_ahead:
             row.mean_score_discovered = row.mean_score_crawled
+
+    def _end(self, pages: NDArray[np.int64], fetches: NDArray[np.int64], targets: Targets, crawled: int) -> int:
+        """How many of the next events the crawl still makes.
+
+        pages, fetches: int64, 1 where the event crawls a page, and where it makes a fetch. targets: of the events. crawled: pages of this
+        batch before them.
+        """
+        tokens = np.zeros(len(targets), dtype=np.int64)
+        if self._tokens_of is not None:
+            is_page = pages > 0
+            tokens[is_page] = self._tokens_of(targets[is_page])
+        before = self._n_crawled + crawled, self._n_fetched, self._n_tokens
+        counts = [start + np.cumsum(steps) for start, steps in zip(before, (pages, fetches, tokens), strict=True)]
+        end = self._budget.end(*counts)
+        if self._tokens_of is not None:
+            self._tokens.append(tokens[:end][pages[:end] > 0])
+            self._n_tokens += int(tokens[:end].sum())
+        return end
 
     def _follow_links(self, row: Iteration) -> None:
         """Follows the links of the last batch: discovers targets, and moves the priorities of known ones."""
         learner = self._policy if isinstance(self._policy, Learner) else None
         if learner is not None:
-            fetched = self._fetched_last()
-            worth = np.zeros(len(fetched), dtype=np.float32)
-            live = fetched < self._corpus.n_pages
-            assert self._scores is not None
-            worth[live] = np.nan_to_num(self._scores.scores(fetched[live]))
-            learner.learn(fetched, worth)
+            self._teach(learner)
         offsets, targets = self._corpus.outlinks(self._batch)
-        source = np.repeat(np.arange(len(self._batch)), np.diff(offsets))
-        heldout = self._corpus.heldout_mask[targets]
-        row.heldout_links = int(np.count_nonzero(heldout))
-        row.links = len(targets) - row.heldout_links
-        # Targets that were fetched, and so no longer wait, are done with; without moving priorities so are all that were seen.
-        closed = self._fetched_mask if self._policy.moves else self._seen
-        open_links = ~heldout & ~closed[targets]
-        targets, source = targets[open_links], source[open_links]
+        # The linking page of each link, a place in the batch. Links are in the order of crawl ranks: the first linked first.
+        link_source = np.repeat(np.arange(len(self._batch)), np.diff(offsets))
+        row.links = len(targets)
+        if self._heldout is not None:
+            heldout = self._heldout.has(targets)
+            row.heldout_links = int(np.count_nonzero(heldout))
+            row.links -= row.heldout_links
+            targets, link_source = targets[~heldout], link_source[~heldout]
         moves = self._policy.moves
+        if moves:
+            is_open = ~self._closed.has(targets)
+            targets, link_source = targets[is_open], link_source[is_open]
         distinct, first, inverse = distinct_targets(targets, with_inverse=moves)
-        new = ~self._seen[distinct]
-        parents = self._batch[source[first[new]]]  # links are in the order of crawl ranks: the first linked first
-        self._seen[distinct[new]] = True
-        self._parent[distinct[new]] = parents
-        self._depth[distinct[new]] = self._depth[parents] + 1
-        row.new_targets = int(np.count_nonzero(new))
+        new = np.flatnonzero(~self._seen.has(distinct))
+        if not moves:  # only what is new matters; sorted before it was looked up: a third of the time
+            distinct, first = distinct[new], first[new]
+            new = np.arange(len(distinct))
+        source = link_source[first]
+        first_rank = self._n_crawled - len(self._batch) + source
+        row.new_targets = len(new)
         if self._look_ahead:
-            rows = self._look_at(row, distinct, np.flatnonzero(new))
-            distinct, first = distinct[rows], first[rows]
+            distinct, first_rank = self._look_at(row, distinct, first_rank)
         else:
             row.discovered = row.new_targets
+            self._seen.add(distinct[new])
+            self._met.append(distinct[new])
+            self._linked_by.append(first_rank[new].astype(np.uint32))
+        if self._depth is not None:
+            self._depth[distinct[new]] = self._depth[self._batch[source[new]]] + 1
         if learner is not None and len(self._frontier) and learner.is_due():
-            waiting = self._targets(self._frontier.entries()[0])
-            self._frontier.push(self._places(waiting), learner.renewed(waiting))
+            waiting = self._places.targets(self._frontier.entries()[0])
+            self._frontier.push(self._places.of(waiting), learner.renewed(waiting))
         if not len(distinct):
             return
-        none = np.empty(0, dtype=np.float32)
-        seen = Seen(
-            targets=distinct,
-            first_rank=self._n_crawled - len(self._batch) + source[first],
-            link_target=inverse,
-            link_score=self._scores_of_batch(source) if moves and self._policy.reads_scores else none,
-            mean_score=self._score_sum / self._score_count if self._score_count else float("nan"),
-        )
-        if learner is not None:
-            rows = np.flatnonzero(new)
-            seen = replace(seen, link_page=self._batch[source], new=rows, urls=self._urls(distinct[rows]), depth=self._depth[distinct])
-        self._frontier.push(self._places(distinct), self._policy.priorities(seen))
+        seen = seen_first(distinct, first_rank)
+        if moves:
+            seen = replace(
+                seen,
+                link_target=inverse,
+                link_score=self._scores_of_batch(link_source) if self._policy.reads_scores else seen.link_score,
+                mean_score=self._score_sum / self._score_count if self._score_count else float("nan"),
+            )
+            if learner is not None:
+                assert self._depth is not None
+                urls, depth = self._urls(distinct[new]), self._depth[distinct]
+                seen = replace(seen, link_page=self._batch[link_source], new=new, urls=urls, depth=depth)
+        self._frontier.push(self._places.of(distinct), self._priorities(seen))
+        if self._prunes:
+            self._frontier.prune(self._budget.left(self._n_crawled, 0)[0])
+
+    def _priorities(self, seen: Seen) -> NDArray[np.float32]:
+        """Of the policy; infinite ones, which no score or measure means, are refused: counted, and last like those of unscored pages."""
+        priorities = self._policy.priorities(seen)
+        if not isinstance(self._policy, Learner):  # there infinity stands for what is explored
+            infinite = np.isinf(priorities)
+            if infinite.any():
+                self._n_refused += int(np.count_nonzero(infinite))
+                priorities = np.where(infinite, np.float32(np.nan), priorities)
+        return priorities
+
+    def _teach(self, learner: Learner) -> None:
+        """Tells the policy what the last batch turned out to be."""
+        fetched = self._fetched_last()
+        worth = np.zeros(len(fetched), dtype=np.float32)
+        live = fetched < self._corpus.n_pages
+        assert self._scores is not None
+        worth[live] = np.nan_to_num(self._scores.scores(fetched[live]))
+        learner.learn(fetched, worth)
 
     def _fetched_last(self) -> Targets:
         """The targets that the iteration before this one fetched, in fetch order."""
@@ -348,18 +456,35 @@ class Crawler:
         assert self._scores is not None
         return self._scores.scores(self._batch)[source]
 
-    def _look_at(self, row: Iteration, targets: Targets, new: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Fetches the targets at the rows `new`, in the order of places, up to the end of the crawl. Returns the rows that are live."""
-        if self._place is not None:  # else they are in the order of places already
-            new = new[np.argsort(self._place[targets[new]])]
-        pages_left, fetches_left = self._budget.left(self._n_crawled, self._n_fetched)
-        if pages_left == 0:
+    def _look_at(self, row: Iteration, targets: Targets, first_rank: NDArray[np.int64]) -> tuple[Targets, NDArray[np.int64]]:
+        """Fetches new targets, in the order of places, up to the end of the crawl. Returns those that are live, ascending."""
+        new = np.arange(len(targets))
+        if not self._places.trivial:  # else they are in the order of places already
+            new = np.argsort(self._places.of(targets))
+        if self._caps is not None:
+            full = self._caps.full(targets[new])
+            self._drop(targets[new[full]])
+            new = new[~full]
+        pages_left, fetches_left, tokens_left = self._budget.left(self._n_crawled, self._n_fetched, self._n_tokens)
+        if pages_left == tokens_left == 0:
             new = new[:fetches_left]
         row.discovered = len(new)
-        self._fetch(row, targets[new])
+        self._fetch(row, targets[new], first_rank[new].astype(np.uint32))
         live = np.sort(new[targets[new] < self._corpus.n_pages])
-        row.mean_score_discovered = self._mean_score(targets[live])
-        return live
+        self._read(targets[live])
+        row.mean_score_discovered = mean_score(self._look_scores)
+        return self._looked_at, first_rank[live]
+
+    def _read(self, pages: Targets) -> None:
+        """Scores of pages that were fetched, for the policy to ask for."""
+        assert self._scores is not None
+        self._looked_at, self._look_scores = pages, self._scores.scores(pages)
+
+    def _drop(self, targets: Targets) -> None:
+        """Targets that a cap keeps out for good."""
+        self._capped.append(targets)
+        self._seen.add(targets)
+        self._closed.add(targets)
 
     def _crawl_batch(self, row: Iteration) -> None:
         """Pops up to `batch_pages` live pages, fewer where the crawl ends."""
@@ -367,66 +492,139 @@ class Crawler:
         priorities: list[NDArray[np.float32]] = []
         live = 0
         while live < self._batch_pages:
-            pages_left, fetches_left = self._budget.left(self._n_crawled + live, self._n_fetched)
-            # The crawl cannot end within `count` events: a pop is at most one page crawled and, but for look-ahead, one fetch.
-            count = self._batch_pages - live
-            if not self._look_ahead:
-                count = min(count, max(pages_left, fetches_left))
-            elif not fetches_left:
-                count = min(count, pages_left)
-            places, some = self._frontier.pop(count)
-            if not len(places):  # the crawl ends here, or the frontier is empty
+            places, some = self._frontier.pop(self._batch_pages - live)
+            if not len(places):
                 break
-            targets = self._targets(places)
+            targets = self._places.targets(places)
             is_live = targets < self._corpus.n_pages
+            taken = np.ones(len(targets), dtype=np.bool_) if self._caps is None else self._caps.admit(targets, is_live)
+            is_page = is_live & taken
+            requests = np.zeros(len(targets), dtype=np.int64) if self._look_ahead else taken.astype(np.int64)
+            end = self._end(is_page.astype(np.int64), requests, targets, live)
+            if end < len(targets):  # the crawl ends within this batch: the rest was not popped
+                self._frontier.push(places[end:], some[end:])
+                targets, some, is_page, taken = targets[:end], some[:end], is_page[:end], taken[:end]
+            if self._caps is not None:
+                self._drop(targets[~taken])
             if not self._look_ahead:
-                self._fetch(row, targets)
-            popped.append(targets[is_live])
-            priorities.append(some[is_live])
-            live += int(np.count_nonzero(is_live))
+                self._fetch(row, targets[taken])
+            popped.append(targets[is_page])
+            priorities.append(some[is_page])
+            live += len(popped[-1])
+            if end < len(places) or self._budget.covered(self._n_crawled + live, self._n_fetched, self._n_tokens):
+                break
         self._crawl(row, popped, priorities)
 
-    def _fetch(self, row: Iteration, targets: Targets) -> None:
-        self._fetched_mask[targets] = True
+    def _fetch(self, row: Iteration, targets: Targets, linked_by: NDArray[np.uint32] | None = None) -> None:
+        """linked_by: of look-ahead, the crawl rank of the page that first linked to each (NOBODY: a seed)."""
+        if self._look_ahead:
+            assert linked_by is not None
+            self._linked_by.append(linked_by)
+        remembered = self._remembered(targets)
+        self._seen.add(remembered)
+        if self._closed is not self._seen:
+            self._closed.add(remembered)
         self._fetched.append(targets)
         self._n_fetched += len(targets)
         dead = int(np.count_nonzero(targets >= self._corpus.n_pages))
         row.dead += dead
         row.fetched += len(targets) - dead
 
+    def _remembered(self, fetched: Targets) -> Targets:
+        """Those of fetched targets that are not fetched again."""
+        return fetched
+
     def _crawl(self, row: Iteration, popped: list[Targets], priorities: list[NDArray[np.float32]]) -> None:
-        pages = np.concatenate(popped) if popped else np.empty(0, dtype=np.uint32)
+        pages = _joined(popped)
         self._batch = pages
         self._crawled.append(pages)
         self._priority.append(np.concatenate(priorities) if priorities else np.empty(0, dtype=np.float32))
         self._n_crawled += len(pages)
         row.crawled = len(pages)
         live = pages[pages < self._corpus.n_pages]  # all of them, but in mode `released`
-        self._host_seen[self._corpus.host_ids[live]] = True
+        self._count_hosts(live)
         if self._scores is not None:
-            scores = self._scores.scores(live)
-            scored = scores[~np.isnan(scores)].tolist()
-            row.mean_score_crawled = mean_score(scores)
-            self._score_sum += math.fsum(scored)
-            self._score_count += len(scored)
+            total, count = exact_sum(self._scores.scores(live))
+            row.mean_score_crawled = total / count if count else None
+            self._score_sum += total
+            self._score_count += count
+
+    def _count_hosts(self, pages: Targets) -> None:
+        hosts = self._corpus.host_ids[pages]
+        hosts = np.unique(hosts[~self._host_seen[hosts]])
+        self._host_seen[hosts] = True
+        self._n_hosts += len(hosts)
 
     def _mean_score(self, pages: Targets) -> float | None:
         assert self._scores is not None
         return mean_score(self._scores.scores(pages))
 
+    def _waiting(self) -> tuple[Targets, NDArray[np.int64]]:
+        """Live pages that were met and not crawled, with the crawl rank of the page that first linked to each: where the frontier was
+        pruned, what waits in it."""
+        met, linked_by = (_joined(self._fetched if self._look_ahead else self._met), _joined(self._linked_by))
+        crawled = BitSet(self._corpus.n_targets)
+        crawled.add(_joined(self._crawled))
+        left = (met < self._corpus.n_pages) & ~crawled.has(met)
+        return met[left], linked_by[left].astype(np.int64)
+
+    def _history(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
+        """(parent, depth, crawl_rank) of everything fetched, as in `Crawl`."""
+        fetched, crawled, linked_by = _joined(self._fetched), _joined(self._crawled), _joined(self._linked_by)
+        if not self._look_ahead:
+            linked_by = _of_first(fetched, _joined(self._met), linked_by)
+        crawl_rank = np.full(len(fetched), NOBODY, dtype=np.uint32)
+        is_crawled = BitSet(self._corpus.n_targets)
+        is_crawled.add(crawled)
+        rows = np.flatnonzero(is_crawled.has(fetched))
+        # The same targets in two orders: sorted, they pair up.
+        crawl_rank[rows[_sorted_by_id(fetched[rows])]] = _sorted_by_id(crawled)
+        row_of = np.empty(len(crawled), dtype=np.int64)
+        row_of[crawl_rank[rows]] = rows
+        # By crawl rank + 1, so that NOBODY + 1, which is 0, stands for what linked to a seed. A page that linked to another was crawled in
+        # an iteration before.
+        page_of = np.concatenate([np.array([NOBODY]), crawled])
+        depth_of = np.empty(len(crawled) + 1, dtype=np.uint32)
+        depth_of[0] = np.uint32(0xFFFFFFFF)
+        start = 0
+        for row in self._rows:
+            end = start + row.crawled
+            depth_of[start + 1 : end + 1] = depth_of[linked_by[row_of[start:end]] + _ONE] + _ONE
+            start = end
+        parent, depth = np.empty_like(fetched), np.empty_like(fetched)
+        for part in _slices(len(fetched)):
+            by = linked_by[part] + _ONE
+            parent[part], depth[part] = page_of[by], depth_of[by] + _ONE
+        return parent, depth, crawl_rank
+
     def _result(self, stop: str) -> Crawl:
-        waiting, waiting_priority = self._frontier.entries()
+        parent, depth, crawl_rank = self._history()
+        fetched, priority = _joined(self._fetched), np.concatenate(self._priority)
+        fetched_priority = np.full(len(fetched), np.nan, dtype=np.float32)
+        rows = np.flatnonzero(crawl_rank != NOBODY)
+        fetched_priority[rows] = priority[crawl_rank[rows]]
+        if self._look_ahead:  # what was only fetched waits: its priority does not move
+            refused, linked_by = self._n_refused, _joined(self._linked_by)
+            for part in _slices(len(fetched)):
+                rows = part.start + np.flatnonzero((crawl_rank[part] == NOBODY) & (fetched[part] < self._corpus.n_pages))
+                self._read(fetched[rows])
+                fetched_priority[rows] = self._priorities(seen_first(self._looked_at, linked_by[rows].astype(np.int64)))
+            self._n_refused = refused
         by_iteration = [row.fetched + row.dead for row in self._rows]
+        numbers = np.arange(len(self._rows), dtype=np.uint32)
         return Crawl(
-            fetched=np.concatenate(self._fetched),
-            fetched_in=np.repeat(np.arange(len(self._rows), dtype=np.uint32), by_iteration),
-            crawled=np.concatenate(self._crawled),
-            crawled_in=np.repeat(np.arange(len(self._rows), dtype=np.uint32), [row.crawled for row in self._rows]),
-            priority=np.concatenate(self._priority),
-            parent=self._parent,
-            depth=self._depth,
-            waiting=self._targets(waiting),
-            waiting_priority=waiting_priority,
+            fetched=fetched,
+            fetched_in=np.repeat(numbers, by_iteration),
+            parent=parent,
+            depth=depth,
+            crawl_rank=crawl_rank,
+            fetched_priority=fetched_priority,
+            crawled=_joined(self._crawled),
+            crawled_in=np.repeat(numbers, [row.crawled for row in self._rows]),
+            priority=priority,
+            crawled_tokens=np.concatenate(self._tokens) if self._tokens_of is not None else None,
+            capped=sum(map(len, self._capped)),
+            refused=self._n_refused,
             stop=stop,
             iterations=self._rows,
         )
@@ -451,5 +649,58 @@ def distinct_targets(targets: Targets, *, with_inverse: bool) -> tuple[Targets, 
 
 def mean_score(scores: NDArray[np.float32]) -> float | None:
     """Mean of the scores that are there; None where there is none. Summed exactly, so that it is the same on any machine."""
-    known = scores[~np.isnan(scores)].tolist()
-    return math.fsum(known) / len(known) if known else None
+    total, count = exact_sum(scores)
+    return total / count if count else None
+
+
+def exact_sum(scores: NDArray[np.float32]) -> tuple[float, int]:
+    """(math.fsum of the scores that are there, their number), 10 times as fast: summed by exponent, where whole numbers add exactly."""
+    known = scores[~np.isnan(scores)]
+    if not np.isfinite(known).all() or len(known) > 1 << 28:
+        return math.fsum(known.tolist()), len(known)
+    fractions, exponents = np.frexp(known)
+    sums = np.bincount(exponents + 160, weights=fractions * np.float32(1 << 24))  # 24 bits each, under 2^52 in all
+    present = np.flatnonzero(sums)
+    return math.fsum(math.ldexp(sums[k], int(k) - 184) for k in present), len(known)
+
+
+def _note(row: Iteration) -> str:
+    """What the progress bar says besides pages, their rate and the time left."""
+    means = (("in", row.mean_score_discovered), ("out", row.mean_score_crawled))
+    scores = "".join(f", score {name} {mean:.3f}" for name, mean in means if mean is not None)
+    return f"iteration {row.iteration:,}, frontier {row.frontier:,}{scores}"
+
+
+def seen_first(targets: Targets, first_rank: NDArray[np.int64]) -> Seen:
+    """What a policy whose priorities do not move is shown."""
+    none = np.empty(0, dtype=np.float32)
+    return Seen(targets=targets, first_rank=first_rank, link_target=none.astype(np.int64), link_score=none, mean_score=float("nan"))
+
+
+def _slices(n: int) -> Iterator[slice]:
+    """0 to n in steps that fit a cache."""
+    return (slice(start, min(start + _STEP, n)) for start in range(0, n, _STEP))
+
+
+def _joined(parts: list[NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
+
+
+def _sorted_by_id(ids: Targets) -> NDArray[np.uint32]:
+    """Positions of ids, in the order of the ids."""
+    keys = (ids.astype(np.uint64) << np.uint64(32)) | np.arange(len(ids), dtype=np.uint64)
+    keys.sort()
+    return keys.astype(np.uint32)  # the low half
+
+
+def _of_first(wanted: Targets, ids: Targets, values: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The value of each of `wanted`, where `ids` (distinct) has it; NOBODY elsewhere."""
+    order = _sorted_by_id(ids)
+    known = ids[order]
+    by_id = _sorted_by_id(wanted)  # sorted look-ups stay in the cache
+    at = np.searchsorted(known, wanted[by_id])
+    at[at == len(known)] = 0
+    found = known[at] == wanted[by_id] if len(known) else np.zeros(len(wanted), dtype=np.bool_)
+    out = np.full(len(wanted), NOBODY, dtype=np.uint32)
+    out[by_id[found]] = values[order[at[found]]]
+    return out

@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.urls import canonical_url
-from craw4llm.crawl.loop import Crawler, Iteration, Targets
-from craw4llm.crawl.policies import Seen
+from craw4llm.crawl.loop import NOBODY, Crawler, Iteration, Targets, distinct_targets, seen_first
 from craw4llm.crawl.seeds import Seeds
 from craw4llm.errors import ConfigError, InputError
 
@@ -72,55 +72,56 @@ class ReleasedCrawler(Crawler):
     """A Crawler in mode `released`. seeds: the sample, in any order."""
 
     def _start(self, row: Iteration) -> None:
-        if self._corpus.heldout_mask.any():
+        if len(self._corpus.heldout):
             raise ConfigError("crawl: mode released knows no held-out pages; give the corpus heldout_fraction=0")
         if self._budget.fetches is not None:
             raise ConfigError("crawl: mode released stops by pages crawled; give budget_pages alone")
-        self._meet(row, np.sort(self._seeds), np.zeros(len(self._seeds), dtype=np.int64))
+        seeds = np.sort(self._seeds)
+        self._meet(row, seeds, np.zeros(len(seeds), dtype=np.int64), np.full(len(seeds), NOBODY, dtype=np.uint32))
         self._pop(row)
 
     def _go_on(self, row: Iteration) -> bool:
         offsets, targets = self._corpus.outlinks(self._batch[self._batch < self._corpus.n_pages])
         linking = np.flatnonzero(self._batch < self._corpus.n_pages)
-        source = np.repeat(linking, np.diff(offsets))
         row.links = len(targets)
-        fresh = ~self._seen[targets]
-        distinct, first = np.unique(targets[fresh], return_index=True)
-        parents = self._batch[source[fresh][first]]
-        known = distinct < self._corpus.n_pages
-        if self._look_ahead:  # a missing page is not remembered
-            self._parent[distinct[known]] = parents[known]
-            self._depth[distinct[known]] = self._depth[parents[known]] + 1
-        else:
-            self._parent[distinct] = parents
-            self._depth[distinct] = self._depth[parents] + 1
+        links = np.flatnonzero(~self._seen.has(targets))
+        distinct, first, _ = distinct_targets(targets[links], with_inverse=False)
+        source = linking[np.searchsorted(offsets, links[first], side="right") - 1]
         row.new_targets = len(distinct)
-        if not self._meet(row, distinct, source[fresh][first]):
+        if not self._meet(row, distinct, source, (self._n_crawled - len(self._batch) + source).astype(np.uint32)):
             return False
         self._pop(row)
         return True
 
-    def _meet(self, row: Iteration, targets: Targets, linked_by: np.ndarray) -> bool:
-        """Scores (and for that fetches) distinct new targets and queues them; whether there was any. linked_by: place in the batch."""
+    def _meet(self, row: Iteration, targets: Targets, place: NDArray[np.int64], linked_by: NDArray[np.uint32]) -> bool:
+        """Scores (and for that fetches) distinct new targets and queues them; whether there was any.
+
+        place: of the linking page in the batch. linked_by: its crawl rank; NOBODY for a seed.
+        """
         if self._look_ahead:
-            self._fetch(row, targets[np.argsort(self._places(targets))])
+            order = np.argsort(self._places.of(targets))
+            self._fetch(row, targets[order], linked_by[order])
             live = targets < self._corpus.n_pages
-            targets, linked_by = targets[live], linked_by[live]
+            targets, place = targets[live], place[live]
+        else:
+            self._met.append(targets)
+            self._linked_by.append(linked_by)
         row.discovered = len(targets)
         if not len(targets):
             return False
-        self._seen[targets] = True
+        self._seen.add(targets)
         if self._look_ahead:
             row.mean_score_discovered = self._mean_score(targets)
-        none = np.empty(0, dtype=np.float32)
-        rank = max(self._n_crawled - len(self._batch), 0) + linked_by
-        seen = Seen(targets=targets, first_rank=rank, link_target=none.astype(np.int64), link_score=none, mean_score=float("nan"))
-        self._frontier.push(self._places(targets), self._policy.priorities(seen))
+        seen = seen_first(targets, max(self._n_crawled - len(self._batch), 0) + place)
+        self._frontier.push(self._places.of(targets), self._policy.priorities(seen))
         return True
+
+    def _remembered(self, fetched: Targets) -> Targets:
+        return fetched[fetched < self._corpus.n_pages] if self._look_ahead else fetched
 
     def _pop(self, row: Iteration) -> None:
         places, priorities = self._frontier.pop(self._batch_pages)
-        targets = self._targets(places)
+        targets = self._places.targets(places)
         if not self._look_ahead:
             self._fetch(row, targets)
         self._crawl(row, [targets], [priorities])

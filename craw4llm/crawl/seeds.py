@@ -14,6 +14,8 @@ from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import hash_text
 from craw4llm.errors import ConfigError, InputError
 
+_HASH_STEP = 1 << 20
+
 Line = tuple[int, str]  # line number, counted from 1, and its text
 
 
@@ -67,14 +69,37 @@ def draw_seeds(corpus: Corpus, count: int, seed_set: int) -> Seeds:
 
     In the order of the hash, so a smaller draw is the beginning of a larger one. ConfigError where the corpus has fewer.
     """
-    usable = np.flatnonzero((corpus.n_bytes > 0) & ~corpus.heldout_mask[: corpus.n_pages])
+    usable = _usable(corpus)
     if len(usable) < count:
         raise ConfigError(
             f"crawl: seed_count is {count} but the corpus has {len(usable)} pages with text that are not held out; lower seed_count"
         )
-    urls = corpus.urls.take(usable).to_pylist()
-    drawn = sorted(zip((hash_text(seed_set, url) for url in urls), usable.tolist(), strict=True))[:count]
-    return Seeds(pages=np.array([page for _, page in drawn], dtype=np.uint32))
+    return Seeds(pages=_first_by_hash(corpus, usable, seed_set, count))
+
+
+def seed_order(corpus: Corpus, seed_set: int) -> NDArray[np.uint32]:
+    """All pages that may be drawn as seeds, in the order in which `draw_seeds` draws them. 20 bytes of memory a page."""
+    usable = _usable(corpus)
+    return _first_by_hash(corpus, usable, seed_set, len(usable))
+
+
+def _usable(corpus: Corpus) -> NDArray[np.int64]:
+    has_text = corpus.n_bytes > 0
+    return np.flatnonzero((has_text | ~has_text.any()) & ~corpus.heldout_mask[: corpus.n_pages])  # a graph alone has no texts at all
+
+
+def _first_by_hash(corpus: Corpus, pages: NDArray[np.int64], seed_set: int, count: int) -> NDArray[np.uint32]:
+    """The `count` of `pages` with the smallest hash of (seed_set, URL), by the hash; read in steps, of which only the smallest are kept."""
+    kept, hashes = np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.uint64)
+    for start in range(0, len(pages), _HASH_STEP):
+        part = pages[start : start + _HASH_STEP]
+        data = b"".join(hash_text(seed_set, url) for url in corpus.urls.take(part).to_pylist())
+        kept = np.concatenate([kept, part])
+        hashes = np.concatenate([hashes, np.frombuffer(data, dtype=">u8").astype(np.uint64).reshape(-1, 2)])
+        if len(kept) > 2 * count + _HASH_STEP or start + _HASH_STEP >= len(pages):
+            order = np.lexsort((kept, hashes[:, 1], hashes[:, 0]))[:count]
+            kept, hashes = kept[order], hashes[order]
+    return kept.astype(np.uint32)
 
 
 def _examples(lines: list[Line]) -> str:

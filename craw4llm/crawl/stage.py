@@ -4,8 +4,8 @@ The work is in craw4llm.crawl.loop. This module opens the inputs, checks that th
 """
 
 import dataclasses
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact, Result
-from craw4llm.configs import KNOWLEDGE, CrawlConfig
+from craw4llm.configs import KNOWLEDGE, OTHER_SCORE, CrawlConfig
 from craw4llm.corpus.reader import Corpus
+from craw4llm.crawl.budget import Budget
+from craw4llm.crawl.caps import Caps
 from craw4llm.crawl.checkpoint import Checkpoints
-from craw4llm.crawl.loop import Budget, Crawl, Crawler, mean_score
+from craw4llm.crawl.loop import Crawl, Crawler, mean_score
 from craw4llm.crawl.released import ReleasedCrawler, sample_seeds
-from craw4llm.crawl.seeds import draw_seeds, read_seeds
+from craw4llm.crawl.seeds import draw_seeds, read_seeds, seed_order
 from craw4llm.crawl.trace import write_trace
 from craw4llm.errors import ArtifactError, ConfigError
-from craw4llm.execution import Execution
+from craw4llm.execution import Execution, Progress
 from craw4llm.externals import ExternalDigests, locate
 from craw4llm.fingerprint import fingerprint
 from craw4llm.scoring.memo import PageScores
+from craw4llm.scoring.scorer import NOT_READ
 
 _MASS_TIE = 0.5  # share of the popped pages with one and the same priority, above which the manifest warns
 
@@ -35,7 +38,7 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
     if config.match_fetches:
         require_same_corpus(inputs["match"], inputs["corpus"])
         fetches = max(fetches or 0, int(inputs["match"].count("fetches")))
-    budget = Budget(pages=config.budget_pages, fetches=fetches)
+    budget = Budget(pages=config.budget_pages, fetches=fetches, tokens=config.budget_tokens)
     released = config.mode == "released"
     if released:
         assert config.seeds is not None, "CrawlConfig.check lets no such config through"
@@ -44,11 +47,12 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
         seeds = sample_seeds(locate(config.seeds), corpus, config.batch_pages, config.rng_seed, ghosts=ghosts)
     else:
         seeds = read_seeds(locate(config.seeds), corpus) if config.seeds else draw_seeds(corpus, config.seed_count, config.seed_set)
-    total, unit = (budget.fetches, "request") if budget.fetches is not None else (budget.pages or 0, "page")
-    with (
-        PageScores(inputs["corpus"], inputs["scorer"], execution) if "scorer" in inputs else nullcontext() as page_scores,
-        execution.progress(f"crawl {config.policy}", total=total, unit=unit) as progress,
-    ):
+    others = {name.removeprefix("score_"): inputs[name] for name in sorted(inputs) if OTHER_SCORE.fullmatch(name)}
+    capped = config.pages_per_host is not None or config.pages_per_domain is not None
+    with ExitStack() as stack:
+        page_scores = stack.enter_context(PageScores(inputs["corpus"], inputs["scorer"], execution)) if "scorer" in inputs else None
+        lengths = stack.enter_context(_lengths(inputs, execution)) if config.budget_tokens is not None else None
+        progress = stack.enter_context(_progress(f"crawl {config.policy}", budget, execution))
         crawler = (ReleasedCrawler if released else Crawler)(
             corpus,
             config.policy,
@@ -59,11 +63,19 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             rng_seed=config.rng_seed,
             explore_share=config.explore_share,
             rank=_released_indegree(inputs, corpus, execution) if released else _rank(config.policy, inputs, corpus),
+            tokens=_tokens_of(lengths) if lengths is not None else None,
+            caps=Caps(corpus, per_host=config.pages_per_host, per_domain=config.pages_per_domain) if capped else None,
+            restart_seeds=config.restart_seeds,
+            seed_order=lambda: seed_order(corpus, config.seed_set),
         )
         crawl = crawler.run(progress, Checkpoints(execution.memo / f"crawl-{state_key(config, inputs)}"))
         pages = crawl.fetched[crawl.fetched < corpus.n_pages]
-        scores = page_scores.scores(pages) if page_scores else None
-        write_trace(crawl, corpus, scores, out, ghosts=released)
+        scores, unreadable = None, 0
+        if page_scores is not None:
+            scores, reasons = page_scores.with_reasons(pages)
+            unreadable = int(np.count_nonzero(reasons == NOT_READ))
+        columns = {name: _scores(inputs["corpus"], scorer, pages, execution) for name, scorer in others.items()}
+        write_trace(crawl, corpus, scores, out, others=columns, ghosts=released)
         mean = mean_score(page_scores.scores(crawl.crawled[crawl.crawled < corpus.n_pages])) if page_scores else None
     notes: dict[str, Any] = {
         "stop": crawl.stop,
@@ -86,6 +98,10 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             "crawled_pages": (len(crawl.crawled), "pages"),
             "iterations": (len(crawl.iterations), "iterations"),
             "mean_score_crawled": (mean, "score"),
+            "unreadable_pages": (unreadable, "pages"),
+            "priorities_refused": (crawl.refused, "priorities"),
+            **({"capped": (crawl.capped, "targets")} if capped else {}),
+            **({"crawled_tokens": (int(crawl.crawled_tokens.sum()), "tokens")} if crawl.crawled_tokens is not None else {}),
         },
         notes=notes,
     )
@@ -93,8 +109,8 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
 
 def state_key(config: CrawlConfig, inputs: Mapping[str, Artifact]) -> str:
     """Names the checkpoints that crawls share which differ in their budgets alone."""
-    same = dataclasses.replace(config, budget_pages=1, budget_fetches=None, match_fetches=False)
-    prints = {name: artifact.fingerprint for name, artifact in inputs.items() if name != "match"}
+    same = dataclasses.replace(config, budget_pages=1, budget_fetches=None, budget_tokens=None, match_fetches=False)
+    prints = {name: artifact.fingerprint for name, artifact in inputs.items() if name != "match" and not OTHER_SCORE.fullmatch(name)}
     return fingerprint("crawl checkpoint", config.version, same, prints, ExternalDigests(None))
 
 
@@ -105,6 +121,8 @@ def estimate(config: CrawlConfig, inputs: Mapping[str, Mapping[str, Any]]) -> di
         known["crawled_pages"] = (config.budget_pages, "pages")
     if config.budget_fetches is not None:
         known["fetches"] = (config.budget_fetches, "requests")
+    if config.budget_tokens is not None:
+        known["crawled_tokens"] = (config.budget_tokens, "tokens")
     return known
 
 
@@ -116,6 +134,43 @@ def require_same_corpus(made_from: Artifact, corpus: Artifact) -> None:
             f"the {made_from.stage} {made_from.fingerprint} was made from the corpus {given}, but is used with the corpus "
             f"{corpus.fingerprint}; give both the same corpus"
         )
+
+
+def _progress(what: str, budget: Budget, execution: Execution) -> Progress:
+    """Counts what `Crawler.run` counts."""
+    total, unit = next((total, unit) for total, unit in _budgets(budget) if total is not None)
+    return execution.progress(what, total=total, unit=unit)
+
+
+def _budgets(budget: Budget) -> tuple[tuple[int | None, str], ...]:
+    return (budget.fetches, "fetch"), (budget.pages, "page"), (budget.tokens, "token")
+
+
+def _lengths(inputs: Mapping[str, Artifact], execution: Execution) -> PageScores:
+    """The input `lengths`. ConfigError unless it counts tokens."""
+    given = inputs["lengths"]
+    if given.config["kind"] != "length" or given.config["source"]["unit"] != "tokens":
+        raise ConfigError(
+            f"crawl: the input `lengths` is a scorer of kind {given.config['kind']!r}; give it kind 'length' with Length(unit='tokens')"
+        )
+    return PageScores(inputs["corpus"], given, execution)
+
+
+def _tokens_of(lengths: PageScores) -> Callable[[NDArray[np.uint32]], NDArray[np.int64]]:
+    """Tokens of pages, one end-of-text a page included; none for a page without text, which is never tokenized."""
+
+    def tokens(pages: NDArray[np.uint32]) -> NDArray[np.int64]:
+        counts = lengths.scores(pages)
+        return np.where(np.isnan(counts), 0, np.nan_to_num(counts) + 1).astype(np.int64)
+
+    return tokens
+
+
+def _scores(corpus: Artifact, scorer: Artifact, pages: NDArray[np.uint32], execution: Execution) -> NDArray[np.float32]:
+    if scorer.stage != "scorer":
+        raise ConfigError(f"crawl: an input named score_* is a {scorer.stage}; give it a scorer")
+    with PageScores(corpus, scorer, execution) as scores:
+        return scores.scores(pages)
 
 
 def _require_released_scores(config: CrawlConfig, inputs: Mapping[str, Artifact]) -> None:
@@ -151,7 +206,7 @@ def _rank(policy: str, inputs: Mapping[str, Artifact], corpus: Corpus) -> NDArra
 def _warnings(crawl: Crawl, policy: str, budget: Budget) -> list[str]:
     found = []
     if crawl.stop == "exhausted":
-        wanted = " and ".join(f"{n:,} {what}" for n, what in ((budget.pages, "pages"), (budget.fetches, "fetches")) if n is not None)
+        wanted = " and ".join(f"{n:,} {unit}{'es' if unit == 'fetch' else 's'}" for n, unit in _budgets(budget) if n is not None)
         found.append(
             f"nothing was left to crawl after {len(crawl.crawled):,} pages and {len(crawl.fetched):,} fetches; the budget was {wanted}"
         )

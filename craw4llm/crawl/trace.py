@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from craw4llm.artifact import Artifact
 from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
-from craw4llm.crawl.loop import Crawl
+from craw4llm.crawl.loop import NOBODY, Crawl
 from craw4llm.errors import ConfigError
 
 ROW_GROUP_ROWS = 1 << 17
@@ -39,34 +39,45 @@ _ITERATIONS = pa.schema(
 )
 
 
-def write_trace(crawl: Crawl, corpus: Corpus, scores: NDArray[np.float32] | None, out: Path, *, ghosts: bool = False) -> None:
+def write_trace(
+    crawl: Crawl,
+    corpus: Corpus,
+    scores: NDArray[np.float32] | None,
+    out: Path,
+    *,
+    others: Mapping[str, NDArray[np.float32]] | None = None,
+    ghosts: bool = False,
+) -> None:
     """Writes pages.parquet, dead_links.parquet and iterations.parquet.
 
-    scores: float32, of the fetched pages in fetch order; None where the crawl had no scorer. ghosts: targets without a page may have been
-    crawled (mode `released`), so dead_links.parquet has a column `crawl_rank`.
+    scores: float32, of the fetched pages in fetch order; None where the crawl had no scorer. others: name -> the same of further scorers,
+    which go into the columns `score_<name>`. ghosts: targets without a page may have been crawled (mode `released`), so dead_links.parquet
+    has a column `crawl_rank`.
     """
     live = crawl.fetched < corpus.n_pages
     ranks = np.arange(len(crawl.fetched), dtype=np.uint64)
     pages = crawl.fetched[live]
-    crawl_rank, crawled = _look_up(pages, crawl.crawled)
-    waiting_row, waits = _look_up(pages, crawl.waiting)
-    priority = np.full(len(pages), np.nan, dtype=np.float32)
-    priority[crawled] = crawl.priority[crawl_rank[crawled]]
-    priority[waits] = crawl.waiting_priority[waiting_row[waits]]
-    depth = crawl.depth[pages]
+    crawl_rank = crawl.crawl_rank[live]
+    crawled = crawl_rank != NOBODY
+    depth = crawl.depth[live]
     crawled_in = np.zeros(len(pages), dtype=np.uint32)
     crawled_in[crawled] = crawl.crawled_in[crawl_rank[crawled]]
     columns = {
         "page": pa.array(pages, pa.uint32()),
         "iteration": pa.array(crawl.fetched_in[live], pa.uint32()),
         "fetch_rank": pa.array(ranks[live], pa.uint64()),
-        "crawl_rank": pa.array(crawl_rank.astype(np.uint32), pa.uint32(), mask=~crawled),
+        "crawl_rank": pa.array(crawl_rank, pa.uint32(), mask=~crawled),
         "crawl_iteration": pa.array(crawled_in, pa.uint32(), mask=~crawled),
-        "parent": pa.array(crawl.parent[pages], pa.uint32(), mask=depth == 0),
+        "parent": pa.array(crawl.parent[live], pa.uint32(), mask=depth == 0),
         "depth": pa.array(depth, pa.uint32()),
-        "priority": pa.array(priority, pa.float32()),
+        "priority": pa.array(crawl.fetched_priority[live], pa.float32()),
         "score": pa.nulls(len(pages), pa.float32()) if scores is None else pa.array(scores, pa.float32()),
+        **{f"score_{name}": pa.array(column, pa.float32()) for name, column in (others or {}).items()},
     }
+    if crawl.crawled_tokens is not None:
+        tokens = np.zeros(len(pages), dtype=np.uint32)
+        tokens[crawled] = crawl.crawled_tokens[crawl_rank[crawled]]
+        columns["tokens"] = pa.array(tokens, pa.uint32(), mask=~crawled)
     _write(pa.table(columns), out / "pages.parquet")
     dead = crawl.fetched[~live]
     urls = corpus.dead_urls.take(pa.array(dead.astype(np.int64) - corpus.n_pages))
@@ -77,8 +88,8 @@ def write_trace(crawl: Crawl, corpus: Corpus, scores: NDArray[np.float32] | None
         "fetch_rank": pa.array(ranks[~live], pa.uint64()),
     }
     if ghosts:
-        rank, is_crawled = _look_up(dead, crawl.crawled)
-        columns["crawl_rank"] = pa.array(rank.astype(np.uint32), pa.uint32(), mask=~is_crawled)
+        rank = crawl.crawl_rank[~live]
+        columns["crawl_rank"] = pa.array(rank, pa.uint32(), mask=rank == NOBODY)
     _write(pa.table(columns), out / "dead_links.parquet")
     _write(pa.Table.from_pylist([asdict(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
 
@@ -133,17 +144,29 @@ class Trace:
         """uint32: pages in fetch order."""
         return self.prefix().fetched
 
-    def prefix(self, *, pages: int | None = None, fetches: int | None = None) -> Prefix:
-        """What the crawl with this budget, of pages crawled or of fetches, would have fetched and crawled; without one, all of it.
+    def scores(self, name: str) -> NDArray[np.float32]:
+        """float32, of the fetched pages in fetch order: what the crawl's input `score_<name>` says of them (NaN: no score)."""
+        if f"score_{name}" not in self.pages.column_names:
+            known = ", ".join(c.removeprefix("score_") for c in self.pages.column_names if c.startswith("score_"))
+            raise ConfigError(f"the crawl {self.artifact.fingerprint} kept no scores named {name!r}; it kept {known or 'none'}")
+        return self._column(f"score_{name}", np.float32)
 
-        Raises ConfigError for a prefix that is longer than the crawl.
+    def prefix(self, *, pages: int | None = None, fetches: int | None = None, tokens: int | None = None) -> Prefix:
+        """What the crawl with this budget, of pages, fetches or tokens, would have fetched and crawled; without one, all of it.
+
+        A crawl ends at the first event that covers its budget. So the prefix of all fetches of a look-ahead crawl lacks the pages that were
+        crawled after the last of them; the prefix without a budget has them. Raises ConfigError for a prefix that is longer than the crawl.
         """
-        assert pages is None or fetches is None, "one prefix at a time"
+        assert sum(budget is not None for budget in (pages, fetches, tokens)) <= 1, "one prefix at a time"
+        if tokens is not None:
+            pages = self._pages_of(tokens)
         fetch_rank = self._column("fetch_rank", np.uint64)
-        fetched_in = self._column("iteration", np.uint32)
         is_crawled = ~self.pages.column("crawl_rank").is_null().to_numpy(zero_copy_only=False)
         crawl_rank = self._column("crawl_rank", np.uint32)
         look_ahead = KNOWLEDGE[self.config["policy"]] == "target_text"
+        seed = self.pages.column("parent").is_null().to_numpy(zero_copy_only=False)
+        if self.config["mode"] == "released":  # its seeds are fetched, queued and popped like other pages
+            seed = np.zeros(len(seed), dtype=np.bool_)
         n_fetches = self.n_fetches
         is_fetched = np.ones(len(fetch_rank), dtype=np.bool_)
         if pages is not None:
@@ -151,7 +174,7 @@ class Trace:
             is_crawled &= crawl_rank < pages
             last = int(np.flatnonzero(is_crawled)[np.argmax(crawl_rank[is_crawled])])
             crawl_iteration = int(self._column("crawl_iteration", np.uint32)[last])
-            if look_ahead and crawl_iteration:  # all fetches of an iteration come before its crawls
+            if look_ahead and not seed[last]:  # all fetches of an iteration come before its crawls
                 n_fetches = int(np.searchsorted(self._fetch_iterations, crawl_iteration, side="right"))
             else:
                 n_fetches = int(fetch_rank[last]) + 1
@@ -164,7 +187,7 @@ class Trace:
             if look_ahead:
                 iteration = int(self._fetch_iterations[fetches - 1])
                 # an iteration's fetches come before its crawls; only a seed is fetched and crawled at once
-                is_crawled &= (self._column("crawl_iteration", np.uint32) < iteration) | (fetched_in == 0)
+                is_crawled &= (self._column("crawl_iteration", np.uint32) < iteration) | seed
         page = self._column("page", np.uint32)
         crawled = np.flatnonzero(is_crawled)
         crawled = crawled[np.argsort(crawl_rank[crawled], kind="stable")]
@@ -178,6 +201,15 @@ class Trace:
             None if scores is None else scores[is_fetched],
             n_fetches,
         )
+
+    def _pages_of(self, tokens: int) -> int:
+        """How many pages were crawled when their tokens reached this number."""
+        if "tokens" not in self.pages.column_names:
+            raise ConfigError(f"the crawl {self.artifact.fingerprint} counted no tokens; give it budget_tokens and the input `lengths`")
+        crawled = self.pages.filter(self.pages.column("crawl_rank").is_valid()).sort_by("crawl_rank")
+        totals = np.cumsum(crawled.column("tokens").to_numpy(), dtype=np.int64)
+        self._check(tokens, int(totals[-1]), "tokens crawled")
+        return int(np.searchsorted(totals, tokens)) + 1
 
     @cached_property
     def _fetch_iterations(self) -> NDArray[np.uint32]:
@@ -198,16 +230,6 @@ class Trace:
                 f"the crawl {self.artifact.fingerprint} ({self.config['policy']}) has {there:,} {what} ({why}), but its first {wanted:,} "
                 "are wanted; " + ("use a smaller prefix or more seeds" if self.stop == "exhausted" else "raise the crawl's budget")
             )
-
-
-def _look_up(wanted: NDArray[np.uint32], among: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(positions, found): where each of `wanted` stands in `among` (distinct values); 0 where it does not."""
-    if not len(among):
-        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=np.bool_)
-    order = np.argsort(among)
-    at = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
-    found = among[order][at] == wanted
-    return np.where(found, order[at], 0), found
 
 
 def _write(table: pa.Table, path: Path) -> None:

@@ -23,23 +23,26 @@ import re
 import secrets
 import socket
 import struct
+import tempfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.corpus.reader import Corpus
-from craw4llm.errors import ArtifactError, StageError
+from craw4llm.errors import ArtifactError, InputError, StageError
 from craw4llm.execution import Execution
 from craw4llm.processes import new_pool
 from craw4llm.scoring.ensemble import EnsembleScorer
-from craw4llm.scoring.scorer import Reasons, Scorer, Scores, open_scorer
+from craw4llm.scoring.scorer import NOT_READ, Reasons, Scorer, Scores, open_scorer
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,11 @@ _ROW_BYTES = 4 + 4 + 1
 _CHECK_BYTES = 8
 _BLOCK_ROWS = 1 << 16
 _TASK_PAGES = 64  # tasks of at least 50 pages: below, passing them costs more than scoring them
+_MAPPED = 1 << 27  # pages
+MAX_UNREADABLE = 0.01  # share of the pages asked for whose text cannot be read, above which a run stops...
+_FEW_UNREADABLE = 10  # ...but not for so few
+# What reading a text may raise: the disk, damaged compression, damaged UTF-8, a source that is gone.
+_CANNOT_READ = (OSError, EOFError, UnicodeError, zlib.error, pa.ArrowException, InputError)
 _POOL_AFTER_PAGES = 4000  # starting workers takes as long as scoring a few thousand pages here
 
 
@@ -61,9 +69,9 @@ class Memo:
     def __init__(self, folder: Path, n_pages: int) -> None:
         self.folder = folder
         self.damaged_bytes = 0
-        # zeros take no memory until written; state is the reason + 1, and 0 for a page that nobody has scored
-        self._scores = np.zeros(n_pages, dtype=np.float32)
-        self._state = np.zeros(n_pages, dtype=np.uint8)
+        # state is the reason + 1, and 0 for a page that nobody has scored
+        self._scores = _zeros(n_pages, np.float32, folder)
+        self._state = _zeros(n_pages, np.uint8, folder)
         self._stream: BinaryIO | None = None
         for segment in sorted(folder.glob("*.scores")) if folder.is_dir() else []:
             self._read(segment)
@@ -72,7 +80,8 @@ class Memo:
 
     def missing(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """The distinct pages that have no entry, ascending."""
-        return np.unique(pages[self._state[pages] == 0])
+        unknown = self._state[pages] == 0
+        return np.unique(pages[unknown]) if unknown.any() else pages[:0]
 
     def get(self, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
         """float32 scores and uint8 reasons of pages that have an entry."""
@@ -85,6 +94,10 @@ class Memo:
         for start in range(0, len(pages), _BLOCK_ROWS):
             rows = slice(start, start + _BLOCK_ROWS)
             self._append(encode(pages[rows], scores[rows], reasons[rows]))
+        self.hold(pages, scores, reasons)
+
+    def hold(self, pages: NDArray[np.int64], scores: Scores, reasons: Reasons) -> None:
+        """Keeps entries here, but not on disk."""
         self._scores[pages] = scores
         self._state[pages] = reasons + np.uint8(1)
 
@@ -115,6 +128,15 @@ class Memo:
             self._scores[pages] = scores
             self._state[pages] = reasons + np.uint8(1)
         self.damaged_bytes += len(data) - end
+
+
+def _zeros(n: int, dtype: type, folder: Path) -> NDArray[Any]:
+    """n zeros, which take no memory until written; from _MAPPED on in a file without a name, so that they are no one's resident memory."""
+    if n < _MAPPED:
+        return np.zeros(n, dtype=dtype)
+    with tempfile.TemporaryFile(dir=folder if folder.is_dir() else None) as stream:
+        stream.truncate(n * np.dtype(dtype).itemsize)
+        return np.memmap(stream, dtype=dtype, shape=(n,))
 
 
 def encode(pages: NDArray[np.int64], scores: Scores, reasons: Reasons) -> bytes:
@@ -158,7 +180,8 @@ class PageScores:
 
     With several workers, pages are scored in processes that open corpus and scorer once and stay; they are started when
     `pool_after` pages had to be scored. The numbers are the same for any number of workers.
-    computed: pages scored here, so not found in the memo.
+    computed: pages scored here, so not found in the memo. unreadable: of them, pages whose text could not be read: NOT_READ, held for this
+    run and never written to the memo. StageError where they are more than MAX_UNREADABLE of the pages asked for.
     """
 
     def __init__(self, corpus: Artifact, scorer: Artifact, execution: Execution, *, pool_after: int | None = None) -> None:
@@ -171,7 +194,7 @@ class PageScores:
         self._workers = execution.workers if reads_text(self._scorer) and not uses_device(self._scorer) else 1
         self._pool: ProcessPoolExecutor | None = None
         self._pool_after = _POOL_AFTER_PAGES if pool_after is None else pool_after
-        self.computed = 0
+        self.computed = self.unreadable = self._asked = 0
         self._memo = Memo(execution.memo / f"{corpus.fingerprint}-{scorer.fingerprint}", self._corpus.n_pages)
 
     def scores(self, pages: ArrayLike) -> Scores:
@@ -180,8 +203,9 @@ class PageScores:
 
     def with_reasons(self, pages: ArrayLike) -> tuple[Scores, Reasons]:
         """Scores, and for each the reason why there is none (0: there is one)."""
-        ids = np.asarray(pages, dtype=np.int64)
-        missing = self._memo.missing(ids)
+        ids = np.asarray(pages)
+        self._asked += len(ids)
+        missing = self._memo.missing(ids).astype(np.int64)
         if len(missing):
             self._compute(missing)
         return self._memo.get(ids)
@@ -225,7 +249,20 @@ class PageScores:
                     ) from error
                 scores = np.concatenate([s for s, _ in results])
                 reasons = np.concatenate([r for _, r in results])
-            self._memo.add(part, scores, reasons)
+            read = reasons != NOT_READ
+            self._memo.add(part[read], scores[read], reasons[read])
+            if not read.all():
+                self._unreadable(part[~read])
+
+    def _unreadable(self, pages: NDArray[np.int64]) -> None:
+        self._memo.hold(pages, np.full(len(pages), np.nan, dtype=np.float32), np.full(len(pages), NOT_READ, dtype=np.uint8))
+        self.unreadable += len(pages)
+        if self.unreadable > max(_FEW_UNREADABLE, MAX_UNREADABLE * self._asked):
+            first = int(pages[0])
+            raise StageError(
+                f"{self.unreadable:,} of {self._asked:,} pages could not be read (one is page {first}, {self._corpus.url(first)}); at most "
+                f"{MAX_UNREADABLE:.0%} are tolerated. `craw4llm verify` tells whether the corpus is damaged; see to its files and run again"
+            )
 
 
 def score_pages(corpus: Corpus, scorer: Scorer, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
@@ -236,7 +273,26 @@ def score_pages(corpus: Corpus, scorer: Scorer, pages: NDArray[np.int64]) -> tup
         return scorer.score((), corpus.urls.take(pages).to_pylist())
     if scorer.reads == "page":
         return scorer.score((), (), pages.tolist())
-    return scorer.score(corpus.texts(pages), ())
+    texts, unread = read_texts(corpus, pages)
+    scores, reasons = scorer.score(texts, ())
+    scores[unread], reasons[unread] = np.nan, NOT_READ
+    return scores, reasons
+
+
+def read_texts(corpus: Corpus, pages: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+    """(texts, rows that cannot be read): "" stands for the texts of those."""
+    try:
+        return corpus.texts(pages), np.empty(0, dtype=np.int64)
+    except _CANNOT_READ:
+        texts, unread = [], []
+    for row, page in enumerate(pages.tolist()):
+        try:
+            texts += corpus.texts([page])
+        except _CANNOT_READ as error:
+            log.warning("page %d (%s) cannot be read: %s", page, corpus.url(page), error)
+            texts.append("")
+            unread.append(row)
+    return texts, np.array(unread, dtype=np.int64)
 
 
 def reads_text(scorer: Scorer) -> bool:

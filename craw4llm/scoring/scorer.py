@@ -4,7 +4,8 @@
     scores, reasons = scorer.score(texts, urls)     float32[n], uint8[n]
 
 NaN means "no score", and the reason says why: EMPTY (no text but white space), NOT_IN_TABLE, UNREADABLE (the model gave no
-probability). A table answers for a URL whether or not the page has text: its maker has decided that.
+finite number), NOT_READ (the corpus could not read the page's text: craw4llm.scoring.memo). A table answers for a URL whether or not the
+page has text: its maker has decided that.
 
 **Text as the fastText scorer reads it.** Runs of white space become one space: `" ".join(text.split())`. NUL counts as white space (it
 is for fastText, not for Python), a lone surrogate as U+FFFD. fastText gives two kinds of words a meaning of its own: `</s>` ends the
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from craw4llm.artifact import Artifact
 from craw4llm.errors import ArtifactError, InputError
 
-SCORED, EMPTY, NOT_IN_TABLE, UNREADABLE = 0, 1, 2, 3
+SCORED, EMPTY, NOT_IN_TABLE, UNREADABLE, NOT_READ = 0, 1, 2, 3, 4
 END_OF_TEXT = "</s>"  # fastText's Dictionary::EOS
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANKS = dict.fromkeys([0, *range(10, 14), *range(28, 32)], " ")  # what ASCII counts as white space beside the space and the tab

@@ -3,15 +3,18 @@
     done = encode_parts(work, pages, n_bytes, execution)      -> [Part, ...] in the order of the stream
 
 A part is two files: the stream of its pages, and `.npz` with the tokens and bytes of each document, the range and a hash of the stream.
-The second is written last and renamed into place; a stream without it is nothing, and one that does not fit it is written again. So
-`kill -9` at any moment costs the parts that were being written, and no others.
+Both are written under names of their own and renamed into place, the second last; a stream without it is nothing, and one that does not
+fit it is written again. So `kill -9` at any moment costs the parts that were being written, and no others, and several hosts may write
+into one folder: what they write for a part is the same.
 """
 
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import xxhash
@@ -64,18 +67,26 @@ def ranges(n_bytes: NDArray[np.integer], part_bytes: int = PART_BYTES) -> list[t
 
 
 def encode_parts(
-    work: Work, pages: NDArray[np.int64], n_bytes: NDArray[np.integer], execution: Execution, part_bytes: int = PART_BYTES
+    work: Work,
+    pages: NDArray[np.int64],
+    n_bytes: NDArray[np.integer],
+    execution: Execution,
+    part_bytes: int = PART_BYTES,
+    share: tuple[int, int] = (1, 1),
 ) -> list[Part]:
-    """Encodes what is missing, in `execution.workers` processes, and returns all parts in order. n_bytes: of the pages' texts."""
+    """Encodes what is missing, in `execution.workers` processes, and returns all parts in order. n_bytes: of the pages' texts.
+
+    share (i, n): only every n-th part, from the i-th (counted from 1) on, is looked for, encoded and returned.
+    """
     work.folder.mkdir(parents=True, exist_ok=True)
-    spans = ranges(n_bytes, part_bytes)
+    spans = dict(list(enumerate(ranges(n_bytes, part_bytes)))[share[0] - 1 :: share[1]])
     done: dict[int, Part] = {}
-    for number, (start, stop) in enumerate(spans):
+    for number, (start, stop) in spans.items():
         part = find(work, number, pages[start:stop])
         if part is not None:
             done[number] = part
-    todo = [(number, pages[start:stop]) for number, (start, stop) in enumerate(spans) if number not in done]
-    with execution.progress("tokenize", total=len(pages), unit="page") as progress:
+    todo = [(number, pages[start:stop]) for number, (start, stop) in spans.items() if number not in done]
+    with execution.progress("tokenize", total=sum(stop - start for start, stop in spans.values()), unit="page") as progress:
         progress.update(sum(len(part.n_tokens) for part in done.values()))
         if execution.workers <= 1 or len(todo) <= 1:
             corpus, tokenizer = Corpus(work.corpus), Tokenizer(work.tokenizer)
@@ -88,7 +99,7 @@ def encode_parts(
                     number, part = future.result()
                     done[number] = part
                     progress.update(len(part.n_tokens))
-    return [done[number] for number in range(len(spans))]
+    return [done[number] for number in spans]
 
 
 def encode(work: Work, number: int, pages: NDArray[np.int64], corpus: Corpus, tokenizer: Tokenizer, threads: int = 1) -> Part:
@@ -98,9 +109,8 @@ def encode(work: Work, number: int, pages: NDArray[np.int64], corpus: Corpus, to
     n_tokens = np.zeros(len(pages), dtype=np.int64)
     n_bytes = np.zeros(len(pages), dtype=np.int64)
     path, record = _files(work, number)
-    record.unlink(missing_ok=True)
     hashed = xxhash.xxh64()
-    with path.open("wb") as stream:
+    with _unfinished(work) as stream:
         for i, page in enumerate(pages.tolist()):
             text = corpus.text(page)[: work.cut_at]
             n_bytes[i] = len(text.encode())
@@ -112,10 +122,10 @@ def encode(work: Work, number: int, pages: NDArray[np.int64], corpus: Corpus, to
             stream.write(end)
             hashed.update(end)
             n_tokens[i] += 1
-    unfinished = record.with_suffix(".unfinished")
-    with unfinished.open("wb") as stream:
+    Path(stream.name).replace(path)
+    with _unfinished(work) as stream:
         np.savez(stream, pages=pages, n_tokens=n_tokens, n_bytes=n_bytes, xxh64=np.array(hashed.hexdigest()))
-    unfinished.replace(record)
+    Path(stream.name).replace(record)
     return Part(path, n_tokens, n_bytes)
 
 
@@ -133,6 +143,11 @@ def find(work: Work, number: int, pages: NDArray[np.int64]) -> Part | None:
 
 def _files(work: Work, number: int) -> tuple[Path, Path]:
     return work.folder / f"{number:06}.stream", work.folder / f"{number:06}.npz"
+
+
+def _unfinished(work: Work) -> IO[bytes]:
+    """A new file that no other process writes; it goes with the folder if it is never renamed."""
+    return tempfile.NamedTemporaryFile(dir=work.folder, suffix=".unfinished", delete=False)
 
 
 def _hash(path: Path) -> str:

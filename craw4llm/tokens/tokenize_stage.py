@@ -4,7 +4,7 @@
 
 A part is the stream of its pages (ids of each text, end-of-text) in a file of its own; the samples are cut when the parts lie end to
 end, so neither their number nor who wrote them changes a byte. A finished part is kept when the stage is interrupted, an unfinished
-one has another name (craw4llm.tokens.parts).
+one has another name (craw4llm.tokens.parts). `craw4llm run --only STAGE --part 2/8` makes a share of them.
 """
 
 import shutil
@@ -36,19 +36,9 @@ Count = tuple[float | int | None, str]
 def run(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution) -> Result:
     corpus = Corpus(inputs["corpus"])
     tokenizer = Tokenizer(inputs["tokenizer"])
-    chosen = _chosen(config, corpus, inputs)
-    pages = chosen[corpus.n_bytes[chosen] > 0]
-    if not len(pages):
-        raise StageError(f"tokenize: {_what(config)} {len(chosen):,} pages and none of them has text; there is nothing to train on")
+    chosen, pages = _pages(config, corpus, inputs)
     shutil.rmtree(out / FOLDER, ignore_errors=True)  # of an attempt that was interrupted while it wrote them
-    work = parts.Work(
-        corpus=inputs["corpus"],
-        tokenizer=inputs["tokenizer"],
-        folder=out / parts.FOLDER,
-        cut_at=config.max_page_chars,
-        specials=config.specials == "ids",
-    )
-    done = parts.encode_parts(work, pages, corpus.n_bytes[pages], execution)
+    done = parts.encode_parts(_work(config, inputs, out), pages, corpus.n_bytes[pages], execution)
     n_tokens = np.concatenate([part.n_tokens for part in done])
     n_bytes = np.concatenate([part.n_bytes for part in done])
     samples = Joined(
@@ -92,6 +82,33 @@ def run(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path, execu
     return Result(counts=counts, notes={"tokenizer": _identity(inputs["tokenizer"]), "fast_route": tokenizer.fast is not None})
 
 
+def run_part(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path, execution: Execution, *, part: int, of: int) -> str:
+    """Encodes every `of`-th part of the pages, from the `part`-th on; `run` lays all parts end to end."""
+    corpus = Corpus(inputs["corpus"])
+    _, pages = _pages(config, corpus, inputs)
+    done = parts.encode_parts(_work(config, inputs, out), pages, corpus.n_bytes[pages], execution, share=(part, of))
+    return f"{sum(len(p.n_tokens) for p in done):,} pages, {sum(p.tokens for p in done):,} tokens"
+
+
+def _work(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path) -> parts.Work:
+    return parts.Work(
+        corpus=inputs["corpus"],
+        tokenizer=inputs["tokenizer"],
+        folder=out / parts.FOLDER,
+        cut_at=config.max_page_chars,
+        specials=config.specials == "ids",
+    )
+
+
+def _pages(config: TokenizeConfig, corpus: Corpus, inputs: Mapping[str, Artifact]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(pages given, those with text), in packing order. StageError where none has text."""
+    chosen = _chosen(config, corpus, inputs)
+    pages = chosen[corpus.n_bytes[chosen] > 0]
+    if not len(pages):
+        raise StageError(f"tokenize: {_what(config)} {len(chosen):,} pages and none of them has text; there is nothing to train on")
+    return chosen, pages
+
+
 def _balance(counts: Mapping[str, tuple[int, str]], chosen: int, n_tokens: NDArray[np.int64], written: int) -> None:
     """Tokens in = tokens out, documents in = documents out; StageError otherwise. written: samples that the shards hold, re-read."""
     value = {name: number for name, (number, _) in counts.items()}
@@ -118,6 +135,10 @@ def estimate(config: TokenizeConfig, inputs: Mapping[str, Mapping[str, Count]]) 
     """Tokens and disk, where the bytes of the selected texts are known."""
     selection = inputs.get("selection", {})
     text_bytes, exact = selection.get("kept_text_bytes", (None, ""))[0], selection.get("kept_tokens", (None, ""))[0]
+    if text_bytes is None:  # as many bytes a page as the corpus has
+        kept, corpus = selection.get("kept_pages", (None, ""))[0], inputs.get("corpus", {})
+        all_bytes, pages = corpus.get("text_bytes", (None, ""))[0], corpus.get("pages", (None, ""))[0]
+        text_bytes = kept * all_bytes / pages if kept and all_bytes and pages else None
     if config.pages != "selection" or (text_bytes is None and exact is None):
         return {}
     vocab_size = inputs.get("tokenizer", {}).get("vocab_size", (None, ""))[0]

@@ -23,7 +23,17 @@ POLICIES: tuple[Policy, ...] = ("quality", "parent_mean", "indegree", "random", 
 
 @experiment(
     replicates=2,
+    schedule="0 4 * * 1",
+    until_replicates=6,
     tags=("demo", "cpu"),
+    bounds={
+        "seed_count": (1, None),
+        "pages": (1, None),
+        "batch_pages": (1, None),
+        "vocab_size": (257, 65_536),
+        "train_tokens": (512, None),
+        "heldout_fraction": (0.0, 0.5),
+    },
     help={
         "corpus": "a Parquet file (url, text, outlinks), a folder with web.json, or the word synthetic",
         "scorer": "a fastText model; empty: one is trained from scorer_text",

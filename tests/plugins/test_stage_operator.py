@@ -1,9 +1,8 @@
-"""The task that runs a stage: what it passes on, what it says about failures, and that nothing of it stays behind."""
+"""The task that runs a stage: what it passes on, how it follows its job, what it says about failures, and what it publishes."""
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,58 +13,90 @@ from typing import Any
 
 import psutil
 import pytest
+from airflow.sdk import Asset, AssetAlias
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from stage_operator import GUARD, StageOperator
+import stage_operator
+from launchers import LocalLauncher
+from stage_operator import StageOperator, inert, job_folder, republished
 
-RECORD = {"node": "crawl", "stage": "crawl", "fingerprint": "3f9c2a71b0de", "digest": "00", "path": "/p", "counts": {}, "built": True}
-# A stage with a child of its own; both ignore SIGTERM. Writes their process ids to the file given.
-STUBBORN = """
-import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # SIG_IGN is inherited
-with open(sys.argv[1] + ".tmp", "w") as stream:
-    stream.write(f"{os.getpid()} {child.pid}")
-os.rename(sys.argv[1] + ".tmp", sys.argv[1])
-time.sleep(600)
-"""
+PARAMETERS = ("corpus", "pages", "share", "fast")
+VALUES = {"corpus": "web", "pages": 60, "share": 0.5, "fast": False}
 
 
-def operator(tmp_path: Path, grace_s: float = 5.0) -> StageOperator:
-    return StageOperator(
-        task_id="crawl",
-        stage="crawl",
-        experiment="tiny",
-        replicates=2,
-        parameters=("corpus", "pages", "share", "fast"),
-        cwd=str(tmp_path),
-        grace_s=grace_s,
-    )
+class Command(StageOperator):
+    """Runs any Python code instead of a stage."""
+
+    code = ""
+    arguments: tuple[str, ...] = ()
+
+    def command(self, params: Any) -> list[str]:
+        return [sys.executable, "-c", self.code, *self.arguments]
 
 
-def python(code: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", code, *arguments]
+class Store(dict[str, Any]):
+    """Airflow's task state."""
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = json.loads(json.dumps(value))
+
+    def delete(self, key: str) -> None:
+        self.pop(key, None)
 
 
-def pids_in(path: Path) -> list[int]:
-    wait_for(path.exists)
-    return [int(text) for text in path.read_text().split()]
+def operator(tmp_path: Path, code: str = "", *arguments: str, kind: type[StageOperator] = Command, **more: Any) -> Any:
+    task = kind(
+        task_id="crawl", stage="crawl", experiment="tiny", replicates=2, parameters=PARAMETERS, cwd=str(tmp_path), **more
+    )  # fmt: skip
+    if isinstance(task, Command):
+        task.code, task.arguments = code, arguments
+    return task
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 20.0) -> None:
+def context(store: Store | None = None, *, attempt: int = 1, cleared: int = 0, conf: dict[str, Any] | None = None) -> dict[str, Any]:
+    ti = SimpleNamespace(dag_id="tiny", run_id="manual__2026 ../../x", task_id="crawl", map_index=-1, try_number=attempt, stats_tags={})
+    run = SimpleNamespace(conf=conf or {}, clear_number=cleared)
+    return {"ti": ti, "dag_run": run, "params": VALUES, "task_state_store": Store() if store is None else store, "outlet_events": {}}
+
+
+def record(path: Path) -> dict[str, Any]:
+    """What `craw4llm run --json` prints, with an artifact behind it."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "manifest.json").write_text("{}")
+    return {
+        "node": "crawl", "stage": "crawl", "fingerprint": "3f9c2a71b0de", "digest": "00", "path": str(path),
+        "counts": {"pages": 3, "mean_score": None}, "built": True,
+    }  # fmt: skip
+
+
+def prints(made: dict[str, Any], before: str = "") -> str:
+    return f"{before}\nprint({json.dumps(made)!r})"
+
+
+def wait_for(true: Callable[[], Any], seconds: float = 20.0) -> None:
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
-def gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAW4LLM_ROOT", str(tmp_path / "artifacts"))
+    monkeypatch.delenv("CRAW4LLM_WARM_START", raising=False)
+
+
+def jobs(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "artifacts").glob("logs/jobs/tiny/*/crawl/0*"))
+
+
+# --- what it passes on
 
 
 def test_values_become_single_arguments_and_nothing_is_interpreted(tmp_path: Path) -> None:
     hostile = "a b; $(touch x) {{ 1 + 1 }} `id` --root=/ \n= é"
-    command = operator(tmp_path).command({"corpus": hostile, "pages": 60, "share": 3e-4, "fast": True, "unused": 1})
+    params = {"corpus": hostile, "pages": 60, "share": 3e-4, "fast": True, "unused": 1}
+    command = operator(tmp_path, kind=StageOperator).command(params)
     assert command[1:3] == ["-m", "craw4llm"]
     assert command[3:] == [
         "run", "--json", "--jobs=1", "--only=crawl", "--replicates=2",
@@ -73,143 +104,225 @@ def test_values_become_single_arguments_and_nothing_is_interpreted(tmp_path: Pat
     ]  # fmt: skip
 
 
-def test_no_field_is_a_template() -> None:
-    assert not StageOperator.template_fields
+def test_no_value_of_a_run_is_a_template() -> None:
+    assert not {"parameters", "fields", "params", "cwd"} & set(StageOperator.template_fields)
 
 
-def test_an_empty_field_is_left_to_the_default(tmp_path: Path) -> None:
-    command = operator(tmp_path).command({"corpus": None, "pages": 60, "share": 0.5, "fast": False})
+def test_a_list_and_an_empty_field(tmp_path: Path) -> None:
+    command = operator(tmp_path, kind=StageOperator).command(VALUES | {"corpus": None, "pages": ["quality", "random"]})
     assert not any(argument.startswith("corpus=") for argument in command)
+    assert "pages=quality,random" in command
+
+
+def test_a_part_and_another_node(tmp_path: Path) -> None:
+    command = operator(tmp_path, kind=StageOperator, node="quality.crawl", part="2/8").command(VALUES)
+    assert {"--only=quality.crawl", "--part=2/8"} <= set(command)
 
 
 @pytest.mark.parametrize("text", ["nul \0", "half a pair \ud800"])
 def test_a_text_that_no_argument_can_hold_is_refused_by_name(tmp_path: Path, text: str) -> None:
     with pytest.raises(AirflowFailException, match="corpus is"):
-        operator(tmp_path).command({"corpus": text, "pages": 60, "share": 0.5, "fast": False})
+        operator(tmp_path, kind=StageOperator).command(VALUES | {"corpus": text})
 
 
 def test_a_value_for_an_unknown_parameter_is_refused(tmp_path: Path) -> None:
-    context: Any = {"dag_run": SimpleNamespace(conf={"page": 3}), "params": {}}
     with pytest.raises(AirflowFailException, match="no parameter page; it has: corpus, fast, pages, share"):
-        operator(tmp_path).execute(context)
+        operator(tmp_path).execute(context(conf={"page": 3}))
 
 
-def test_the_artifact_comes_back_as_plain_values_and_all_else_goes_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    code = f"import sys; print('hello', file=sys.stderr); print('{{\"not\": 1}}'); print({json.dumps(RECORD)!r}); print('late')"
-    task = operator(tmp_path)
-    lines: list[str] = []
-    task._say = lambda line, last: lines.append(line.rstrip())  # type: ignore[method-assign]
-    assert task.run_command(python(code)) == RECORD
-    assert sorted(lines) == ["hello", "late", '{"not": 1}']
+def test_the_id_of_a_run_is_no_path(tmp_path: Path) -> None:
+    folder = job_folder(tmp_path, context()["ti"])
+    assert folder.resolve().is_relative_to(tmp_path / "artifacts" / "logs" / "jobs" / "tiny")
+    assert len(folder.relative_to(tmp_path / "artifacts" / "logs" / "jobs").parts) == 3
 
 
 def test_a_stage_sees_its_folder_and_none_of_airflows_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "secret")
-    monkeypatch.setenv("CRAW4LLM_ROOT", "/somewhere")
-    code = f"import os, json; print(json.dumps({RECORD!r} | {{'path': [os.getcwd(), os.environ['CRAW4LLM_ROOT'], *os.environ]}}))"
-    cwd, root, *names = operator(tmp_path).run_command(python(code))["path"]
-    assert (cwd, root) == (str(tmp_path), "/somewhere")
+    made = record(tmp_path / "made")
+    code = f"import os, json; open('seen', 'w').write(json.dumps([os.getcwd(), *os.environ])); print({json.dumps(made)!r})"
+    operator(tmp_path, code).execute(context())
+    cwd, *names = json.loads((tmp_path / "seen").read_text())
+    assert cwd == str(tmp_path) and "CRAW4LLM_ROOT" in names
     assert not [name for name in names if "AIRFLOW" in name]
+    assert "secret" not in "".join(p.read_text() for p in jobs(tmp_path)[0].iterdir())
 
 
-ONE_OF_EACH = [(1, AirflowException), (5, AirflowException), (2, AirflowFailException), (3, AirflowFailException)]
+# --- what comes back
 
 
-@pytest.mark.parametrize(("code", "error"), ONE_OF_EACH)
+def test_the_artifact_comes_back_as_small_plain_values_and_all_else_goes_to_the_log(tmp_path: Path) -> None:
+    made = record(tmp_path / "made")
+    task = operator(tmp_path, prints(made, "import sys; print('hello', file=sys.stderr); print('::group::x \\x1b[31m'); print('{\"not\": 1}')"))
+    lines: list[str] = []
+    task._say = lambda line, last: lines.append(inert(line)) if not line.startswith('{"node') else None
+    found = task.execute(context())
+    assert found["counts"] == {"pages": 3} and list(found["missing"]) == ["mean_score"]
+    assert {name: found[name] for name in ("fingerprint", "path", "built")} == {name: made[name] for name in ("fingerprint", "path", "built")}
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert sorted(lines) == [": :group::x \\x1b[31m", "hello", '{"not": 1}']
+
+
+def test_a_stage_publishes_where_its_manifest_is_and_its_counts(tmp_path: Path) -> None:
+    made = record(tmp_path / "made")
+    outlet, events = Asset(name="a", uri="x-craw4llm://tiny/crawl"), {}
+    events[outlet] = SimpleNamespace(extra={})
+    operator(tmp_path, prints(made), outlets=[outlet]).execute(context() | {"outlet_events": events})
+    assert events[outlet].extra["manifest"] == f"{made['path']}/manifest.json"
+    assert events[outlet].extra["fingerprint"] == "3f9c2a71b0de" and events[outlet].extra["counts"] == {"pages": 3}
+
+
+def test_a_corpus_is_news_when_its_content_has_changed(tmp_path: Path) -> None:
+    assert [republished(tmp_path, "craw4llm corpus 1", print_) for print_ in ("aa", "aa", "bb", "bb", "aa")] == [False, False, True, False, True]
+    alias, added = AssetAlias("craw4llm corpus 1"), []
+    events = {alias: SimpleNamespace(add=lambda asset, extra: added.append((asset.uri, extra["fingerprint"])))}
+    republished(tmp_path / "artifacts", alias.name, "another")
+    operator(tmp_path, prints(record(tmp_path / "made")), outlets=[alias]).execute(context() | {"outlet_events": events})
+    assert added == [("x-craw4llm://published/corpus/1", "3f9c2a71b0de")]
+
+
+FAILURES = [(1, AirflowException), (5, AirflowException), (2, AirflowFailException), (3, AirflowFailException)]
+
+
+@pytest.mark.parametrize(("code", "error"), FAILURES)
 def test_a_failure_says_the_last_lines_and_only_hopeless_ones_are_not_tried_again(tmp_path: Path, code: int, error: type) -> None:
     with pytest.raises(AirflowException, match=rf"crawl: exit code {code}[^0-9](.|\n)*no space left") as caught:
-        operator(tmp_path).run_command(python(f"import sys; print('error: no space left', file=sys.stderr); sys.exit({code})"))
+        operator(tmp_path, f"import sys; print('error: no space left', file=sys.stderr); sys.exit({code})").execute(context())
     assert type(caught.value) is error
 
 
-def test_an_out_of_memory_kill_is_a_failure_that_says_so(tmp_path: Path) -> None:
-    with pytest.raises(AirflowException, match=r"killed by signal 9 \(out of memory"):
-        operator(tmp_path).run_command(python("import os; os.kill(os.getpid(), 9)"))
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGKILL, r"killed by signal 9.*\(peak memory"), (signal.SIGSEGV, "ended by SIGSEGV")]
+)
+def test_a_crash_is_a_failure_that_names_its_signal(tmp_path: Path, number: int, expected: str) -> None:
+    with pytest.raises(AirflowException, match=expected):
+        operator(tmp_path, f"import os; os.kill(os.getpid(), {int(number)})").execute(context())
 
 
-def test_a_crash_names_its_signal(tmp_path: Path) -> None:
-    with pytest.raises(AirflowException, match="ended by SIGSEGV"):
-        operator(tmp_path).run_command(python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"))
+def test_an_out_of_memory_kill_is_never_a_success(tmp_path: Path) -> None:
+    outcome = stage_operator.Outcome(code=None, signal=9, stopped="", out_of_memory=True, peak_memory_bytes=3 << 30, output=())
+    assert "out-of-memory killer ended it or one of its processes (peak memory of one process: 3.00 GiB)" in str(
+        stage_operator.failure("crawl", outcome, ["step 3"])
+    )
 
 
 def test_success_without_an_artifact_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(AirflowException, match="did not say what it made"):
-        operator(tmp_path).run_command(python("print('done')"))
+        operator(tmp_path, "print('done')").execute(context())
 
 
-def test_on_kill_lets_a_stage_save_and_ends_it(tmp_path: Path) -> None:
-    code = """
+# --- who follows the job
+
+
+WAITS = """
 import pathlib, signal, sys, time
 def save(number, frame):
     pathlib.Path("saved").touch()
-    sys.exit(130)
+    sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 pathlib.Path("started").touch()
-time.sleep(600)
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
 """
-    task = operator(tmp_path)
-    threading.Thread(target=lambda: (wait_for((tmp_path / "started").exists), task.on_kill())).start()
-    with pytest.raises(AirflowException, match="stopped on request"):
-        task.run_command(python(code))
-    assert (tmp_path / "saved").exists()
 
 
-def test_what_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
-    task = operator(tmp_path, grace_s=0.5)
-    threading.Thread(target=lambda: (wait_for((tmp_path / "pids").exists), task.on_kill())).start()
-    with pytest.raises(AirflowException, match="stopped on request"):
-        task.run_command(python(STUBBORN, str(tmp_path / "pids")))
-    wait_for(lambda: gone(pids_in(tmp_path / "pids")), seconds=5)
+def started(tmp_path: Path, store: Store, **how: Any) -> tuple[Any, threading.Thread, list[BaseException]]:
+    """A task whose job runs, in a thread of its own."""
+    task, errors = operator(tmp_path, prints(record(tmp_path / "made"), WAITS)), []
+
+    def execute() -> None:
+        try:
+            task.execute(context(store, **how))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=execute, daemon=True)
+    thread.start()
+    wait_for(lambda: (tmp_path / "started").exists() and task.external_id_key in store and jobs(tmp_path)[-1].joinpath("owner").exists())
+    return task, thread, errors
 
 
-def test_on_kill_before_the_start_stops_the_stage_too(tmp_path: Path) -> None:
-    task = operator(tmp_path, grace_s=0.5)
+def test_the_next_try_follows_the_job_of_a_task_that_was_killed(tmp_path: Path) -> None:
+    store = Store()
+    _, first, errors = started(tmp_path, store)
+    second = operator(tmp_path, "raise SystemExit('a second copy')")
+    (tmp_path / "go").touch()
+    assert second.execute(context(store, attempt=2))["fingerprint"] == "3f9c2a71b0de"
+    first.join(10)
+    assert not errors and len(jobs(tmp_path)) == 1
+    assert second.external_id_key not in store, "a task that is cleared after its success must work again"
+
+
+def test_a_job_is_not_started_twice_where_its_id_was_lost(tmp_path: Path) -> None:
+    _, first, _ = started(tmp_path, Store())
+    (tmp_path / "go").touch()
+    operator(tmp_path, "raise SystemExit('a second copy')").execute(context(Store(), attempt=2))
+    first.join(10)
+    assert len(jobs(tmp_path)) == 1
+
+
+def test_a_task_that_is_told_to_stop_lets_its_job_save(tmp_path: Path) -> None:
+    task, thread, errors = started(tmp_path, Store())
+    began = time.monotonic()
     task.on_kill()
-    with pytest.raises(AirflowException, match="stopped on request"):
-        task.run_command(python("import time; time.sleep(600)"))
+    thread.join(5)
+    assert "told to stop" in str(errors[0]) and time.monotonic() - began < 2
+    wait_for((jobs(tmp_path)[0] / "exit.json").exists, 12)
+    assert (tmp_path / "saved").exists()
+    assert json.loads((jobs(tmp_path)[0] / "exit.json").read_text())["stopped"] == "released"
 
 
-def test_a_time_out_ends_the_stage(tmp_path: Path) -> None:
-    """Airflow raises its time-out inside execute, from a signal's handler."""
+def test_a_job_that_a_new_try_has_taken_over_is_not_ended_by_the_old_one(tmp_path: Path) -> None:
+    """A scheduler that restarts starts a new try, and the old task is told to stop: in whatever order."""
+    store = Store()
+    old, thread, errors = started(tmp_path, store)
+    new = operator(tmp_path)
+    made: list[Any] = []
+    follower = threading.Thread(target=lambda: made.append(new.execute(context(store, attempt=2))), daemon=True)
+    follower.start()
+    wait_for(lambda: new._owner and (jobs(tmp_path)[0] / "owner").read_text() == new._owner)
+    old.on_kill()
+    thread.join(5)
+    time.sleep(1.5)
+    assert not (tmp_path / "saved").exists()
+    (tmp_path / "go").touch()
+    follower.join(10)
+    assert made and len(jobs(tmp_path)) == 1 and errors
 
-    class TimeOut(BaseException):
-        pass
 
-    def raise_it(number: int, frame: object) -> None:
-        raise TimeOut
+def test_a_run_that_was_cleared_starts_its_job_again_when_the_old_one_has_saved(tmp_path: Path) -> None:
+    store = Store()
+    _, thread, errors = started(tmp_path, store)
+    again = operator(tmp_path, prints(record(tmp_path / "made"), "import pathlib; assert pathlib.Path('saved').exists()"))
+    again.execute(context(store, attempt=2, cleared=1))
+    thread.join(10)
+    assert "cancelled" in str(errors[0]) and len(jobs(tmp_path)) == 2
 
-    task = operator(tmp_path, grace_s=0.5)
-    previous = signal.signal(signal.SIGALRM, raise_it)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 2)
-        with pytest.raises(TimeOut):
-            task.run_command(python(STUBBORN, str(tmp_path / "pids")))
-    finally:
-        signal.signal(signal.SIGALRM, previous)
-    wait_for(lambda: gone(pids_in(tmp_path / "pids")), seconds=5)
+
+def test_a_job_that_has_succeeded_unseen_is_not_done_again_unless_its_artifact_is_gone(tmp_path: Path) -> None:
+    store, made = Store(), record(tmp_path / "made")
+    task = operator(tmp_path, prints(made))
+    job = task.submit_job(context(store))
+    store.set("job", job)
+    wait_for(lambda: LocalLauncher().status(job) == "succeeded")
+    assert operator(tmp_path, "raise SystemExit(1)").execute(context(store, attempt=2))["built"]
+    store.set("job", job)
+    (tmp_path / "made" / "manifest.json").unlink()
+    with pytest.raises(AirflowException, match="exit code 1"):
+        operator(tmp_path, "raise SystemExit(1)").execute(context(store, attempt=3))
 
 
 def test_a_stage_that_leaves_a_process_behind_loses_it(tmp_path: Path) -> None:
-    code = f"""
+    code = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 open("pids", "w").write(str(child.pid))
-print({json.dumps(RECORD)!r})
 """
-    operator(tmp_path).run_command(python(code))
-    wait_for(lambda: gone(pids_in(tmp_path / "pids")))
+    operator(tmp_path, prints(record(tmp_path / "made"), code)).execute(context())
+    pid = int((tmp_path / "pids").read_text())
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_the_stage_ends_when_the_task_is_killed_outright(tmp_path: Path) -> None:
-    """As by the kernel's out-of-memory killer, or by a supervisor that has waited its five seconds."""
-    code = (
-        "import subprocess, sys\n"
-        "p = subprocess.Popen([sys.executable, '-I', '-S', *sys.argv[1:]], stdin=subprocess.PIPE, start_new_session=True)\n"
-        "p.wait()"
-    )
-    task = subprocess.Popen(python(code, str(GUARD), "0.5", *python(STUBBORN, str(tmp_path / "pids"))))
-    pids = pids_in(tmp_path / "pids")
-    guard = psutil.Process(task.pid).children()[0].pid
-    os.kill(task.pid, signal.SIGKILL)
-    task.wait()
-    wait_for(lambda: gone([guard, *pids]))
+def test_lines_of_a_log_are_inert() -> None:
+    assert inert("::group::a ::endgroup:: \x1b]8;;javascript:x\x07 \u202e") == ": :group::a : :endgroup:: \\x1b]8;;javascript:x\\x07 \\x202e"
+    assert len(inert("x" * 10_000)) == stage_operator.LINE_CHARS
+    assert os.linesep not in inert("a\nb")

@@ -1,5 +1,6 @@
 """The order of samples is a function of seed and step."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from craw4llm.tokens.shards import Shards, write_shards
-from training.data import Batches, heldout_batches, inputs_and_targets
+from training.data import Batches, Prefetch, heldout_batches, inputs_and_targets
 
 SAMPLES = np.arange(10 * 5, dtype=np.uint16).reshape(10, 5)
 
@@ -44,6 +45,18 @@ def test_a_batch_larger_than_an_epoch(shards: Shards) -> None:
     places = Batches(shards, batch_sequences=25, seed=1).positions(0)
     assert sorted(places[:10]) == sorted(places[10:20]) == list(range(10))
     assert len(places) == 25
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
+def test_workers_read_the_same_batches(shards: Shards, workers: int) -> None:
+    """From step 2 to 6: over the ends of two epochs, and fewer steps than workers would read ahead."""
+    batches = Batches(shards, batch_sequences=4, seed=124)
+    with contextlib.closing(Prefetch(batches, slice(1, 3), torch.device("cpu"), 2, 6, workers)) as data:
+        for step in range(2, 6):
+            inputs, targets, waited = data[step]
+            expected = batches.rows(step, slice(1, 3))
+            assert torch.equal(inputs, expected[0]) and torch.equal(targets, expected[1])
+            assert waited >= 0
 
 
 def test_inputs_and_targets(shards: Shards) -> None:

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 from test_train import fit, texts, write_tokens
+from torch.distributed.tensor import DTensor
 
+import training.optimizer
 from craw4llm.artifact import Artifact
-from craw4llm.errors import ConfigError, StageError
+from craw4llm.errors import ArtifactError, ConfigError, StageError, Stopped
 from craw4llm.execution import Execution
+from training import loop
 from training.configs import Shape, TrainConfig
 from training.distributed import Ranks, launch
 from training.loop import LossOf, gradients
@@ -31,17 +36,25 @@ def gradients_of_batch(micro: int, *, execution: Execution, ranks: Ranks) -> tup
     model = Transformer(SHAPE, 64)
     samples = torch.randint(64, (8, 17), generator=torch.Generator().manual_seed(1))
     mine = samples[ranks.part(8)]
-    loss_of = ranks.wrap(LossOf(model, CONFIG))
-    part = gradients(loss_of, mine[:, :-1], mine[:, 1:], micro, ranks)
+    loss_of = LossOf(model, CONFIG)
+    if execution.parallel == "fsdp":
+        ranks.shard(loss_of, model.blocks, torch.device("cpu"))
+    part = gradients(ranks.wrap(loss_of), mine[:, :-1], mine[:, 1:], micro, ranks)
     (loss,) = ranks.sum([part.item()], torch.device("cpu"))
-    return loss, [p.grad for p in model.parameters() if p.grad is not None]
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    return loss, [g.full_tensor() if isinstance(g, DTensor) else g for g in found]
 
 
 def gradients_with_and_without_accumulation(*, execution: Execution, ranks: Ranks) -> dict[str, Any]:
-    return {f"2 ranks, {micro}": gradients_of_batch(micro, execution=execution, ranks=ranks) for micro in (4, 1)}
+    found = {}
+    for parallel in ("ddp", "fsdp"):
+        with_it = dataclasses.replace(execution, parallel=parallel)
+        for micro in (4, 1):
+            found[f"2 ranks, {parallel}, {micro}"] = gradients_of_batch(micro, execution=with_it, ranks=ranks)
+    return found
 
 
-def test_gradients_are_those_of_the_whole_batch(execution: Execution) -> None:
+def test_gradients_are_those_of_the_whole_batch(runs: Any, execution: Execution) -> None:
     """1 x 8, 2 x 4, 8 x 1 micro-batches and two ranks, with and without accumulation, agree to 1e-5 with autograd on the plain loss."""
     model = Transformer(SHAPE, 64)
     samples = torch.randint(64, (8, 17), generator=torch.Generator().manual_seed(1))
@@ -50,11 +63,9 @@ def test_gradients_are_those_of_the_whole_batch(execution: Execution) -> None:
     plain.backward()
     expected = [p.grad for p in model.parameters() if p.grad is not None]
     assert len(expected) == len(list(model.parameters()))
-    two = dataclasses.replace(execution, ranks=2)
-    found = {
-        **{f"1 rank, {micro}": gradients_of_batch(micro, execution=execution, ranks=Ranks()) for micro in (8, 4, 3, 1)},
-        **launch(gradients_with_and_without_accumulation, (), two),
-    }
+    one = {f"1 rank, {micro}": gradients_of_batch(micro, execution=execution, ranks=Ranks()) for micro in (8, 4, 3, 1)}
+    found = one | runs[1]["gradients"]
+    assert len(found) == 8
     for name, (loss, grads) in found.items():
         assert loss == pytest.approx(plain.item(), rel=1e-5), name
         for a, b in zip(grads, expected, strict=True):
@@ -67,25 +78,118 @@ def test_parts_of_a_batch() -> None:
         Ranks(0, 3).part(8)
 
 
-@pytest.fixture
-def inputs(execution: Execution) -> dict[str, Artifact]:
+def make_inputs(execution: Execution) -> dict[str, Artifact]:
     return {
         name: write_tokens(execution.root, name, texts(count, seed, CONTEXT + 1), vocab_size=64)
         for name, count, seed in (("tokens", 30, 1), ("heldout", 4, 2))
     }
 
 
-def test_two_ranks_train_the_model_that_one_trains(inputs: dict[str, Artifact], execution: Execution) -> None:
-    one = fit(CONFIG, inputs, execution, "one")
-    lines: list[str] = []
-    two = fit(CONFIG, inputs, dataclasses.replace(execution, ranks=2, report=lines.append), "two")
-    assert two.manifest["notes"]["ranks"] == 2
-    assert sorted(p.name for p in two.path.iterdir()) == sorted(p.name for p in one.path.iterdir())
-    curves = [[json.loads(line)["loss"] for line in a.file("metrics.jsonl").read_text().splitlines()] for a in (one, two)]
-    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
-    assert one.count("heldout_loss") == pytest.approx(two.count("heldout_loss"), rel=1e-4)
-    again = fit(CONFIG, inputs, dataclasses.replace(execution, ranks=2), "again")
-    assert again.digest == two.digest
+@pytest.fixture
+def inputs(execution: Execution) -> dict[str, Artifact]:
+    return make_inputs(execution)
+
+
+def curve(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def work_of_two_ranks(root: Path, inputs: Any, longer: Artifact, *, execution: Execution, ranks: Ranks) -> dict[str, Any]:
+    """Folder -> what `fit` returned, for whole runs and for runs asked to end before step 7; gradients; what both say to other data."""
+    rate, done = training.optimizer.learning_rate, {}
+
+    def run(name: str, parallel: Any, *, stop: bool = False) -> None:
+        def asks(config: TrainConfig, now: int) -> float:
+            if stop and now == 7 and ranks.rank == 1:  # one rank alone is told; all end together
+                os.kill(os.getpid(), signal.SIGTERM)
+            return rate(config, now)
+
+        training.optimizer.learning_rate = asks
+        (root / name).mkdir(exist_ok=True)
+        how = dataclasses.replace(execution, parallel=parallel, validate_steps=5)
+        try:
+            done[name] = loop.fit(CONFIG, inputs, root / name, execution=how, ranks=ranks)
+        except Stopped as error:
+            done[name] = str(error)
+
+    run("ddp", "ddp")
+    run("ddp again", "ddp")
+    run("fsdp", "fsdp")
+    run("ddp cut", "ddp", stop=True)
+    run("fsdp cut", "fsdp", stop=True)
+    if ranks.rank == 0:
+        shutil.copytree(root / "fsdp cut", root / "fsdp on")
+    ranks.barrier()
+    run("fsdp on", "ddp")
+    done["gradients"] = gradients_with_and_without_accumulation(execution=execution, ranks=ranks)
+    (root / "other").mkdir(exist_ok=True)
+    try:
+        loop.fit(CONFIG, inputs | {"tokens": longer} if ranks.rank else inputs, root / "other", execution=execution, ranks=ranks)
+    except ArtifactError as error:
+        done["other data"] = ranks.from_all(str(error))
+    return done
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Artifact], Execution]:
+    root = tmp_path_factory.mktemp("runs")
+    execution = Execution(root=root / "artifacts", workers=1, device="cpu", report=lambda line: None, save_every_s=1e6)
+    inputs = make_inputs(execution)
+    longer = write_tokens(execution.root, "longer", texts(31, 1, CONTEXT + 1), vocab_size=64)
+    done = launch(work_of_two_ranks, (root, inputs, longer), dataclasses.replace(execution, ranks=2))
+    (root / "one").mkdir()
+    done["one"] = loop.fit(CONFIG, inputs, root / "one", execution=execution, ranks=Ranks())
+    return root, done, inputs, execution
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_train_the_model_that_one_trains(runs: Any, parallel: str) -> None:
+    root, done, _, _ = runs
+    assert curve(root / parallel) == pytest.approx(curve(root / "one"), rel=1e-5)
+    for name in ("heldout_loss", "heldout_bits_per_byte"):
+        assert done[parallel][name] == pytest.approx(done["one"][name], rel=1e-4)
+    two, one = (torch.load(root / name / "model.pt", weights_only=True) for name in (parallel, "one"))
+    assert list(two) == list(one)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    lines = [json.loads(line) for line in (root / parallel / "validation.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5, 10]
+    assert lines[0]["heldout_loss"] > lines[1]["heldout_loss"] > done[parallel]["heldout_loss"]
+
+
+def test_two_ranks_give_the_same_bytes_each_time(runs: Any) -> None:
+    root, _, _, _ = runs
+    assert (root / "ddp" / "model.pt").read_bytes() == (root / "ddp again" / "model.pt").read_bytes()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_state_of_two_ranks_is_read_by_one(runs: Any, parallel: str) -> None:
+    root, done, inputs, execution = runs
+    assert "asked to end before step 7 of 12" in done[f"{parallel} cut"]
+    out = root / f"{parallel} cut"
+    (state,) = (out / "states").iterdir()
+    assert sorted(p.name for p in state.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json"]
+    done = loop.fit(CONFIG, inputs, out, execution=execution, ranks=Ranks())
+    assert json.loads((out / "speed.json").read_text())["first_step"] == 7
+    assert "from step 7: ranks was 2, now 1" in done["changes"]
+    assert curve(out) == pytest.approx(curve(root / "one"), rel=1e-5)
+
+
+def test_a_sharded_state_is_read_by_ranks_that_hold_all(runs: Any) -> None:
+    root, done, _, _ = runs
+    assert done["fsdp on"]["changes"] == ["from step 7: parallel was 'fsdp', now 'ddp'"]
+    assert curve(root / "fsdp on") == pytest.approx(curve(root / "one"), rel=1e-5)
+
+
+def test_fsdp_needs_several_ranks(inputs: dict[str, Artifact], execution: Execution) -> None:
+    with pytest.raises(ConfigError, match="parallel is fsdp with one rank"):
+        fit(CONFIG, inputs, dataclasses.replace(execution, parallel="fsdp"))
+
+
+def test_ranks_with_unequal_data_end_together(runs: Any) -> None:
+    found = runs[1]["other data"]
+    assert len(found) == 2 and found[0] == found[1]
+    assert re.search("rank 1 on .* has other samples under .* than rank 0 on .*: share the folder, or copy it anew", found[0])
 
 
 def fails_on_rank_1(*, execution: Execution, ranks: Ranks) -> None:

@@ -1,6 +1,7 @@
 """Training: it learns, it resumes to the same bytes, and it refuses what does not fit."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -22,8 +25,11 @@ from craw4llm.artifact import Artifact, Result, Store
 from craw4llm.errors import ArtifactError, ConfigError, StageError, Stopped
 from craw4llm.execution import Execution
 from craw4llm.tokens.shards import write_shards
+from training import float8
 from training.checkpoint import load_model
 from training.configs import Shape, TrainConfig
+from training.loop import largest_that_fits
+from training.model import Transformer
 from training.watch import Spikes
 
 VOCAB, CONTEXT = 32, 16
@@ -47,11 +53,25 @@ def write_tokens(
 
     def write(out: Path) -> Result:
         write_shards(out / "shards", samples, np.arange(len(samples)), shard_bytes=4096)
+        write_documents(out, samples.size - padding)
         counts = {"samples": len(samples), "sample_tokens": samples.shape[1], "vocab_size": vocab_size, "tokens": samples.size - padding}
         return Result(counts={k: (v, "") for k, v in counts.items()})
 
     made_with = Artifact(root, "tokenizer", tokenizer, {"digest": "none"})
     return Store(root).build("tokenize", name, version=1, config={}, inputs={"tokenizer": made_with}, write=write)[0]
+
+
+def write_documents(out: Path, tokens: int) -> None:
+    """Pages of ten tokens of three bytes each, but for the last."""
+    first = np.arange(0, tokens, 10, dtype=np.uint64)
+    count = np.minimum(10, tokens - first).astype(np.uint32)
+    table = {
+        "page": np.arange(len(first), dtype=np.uint32),
+        "n_bytes": count.astype(np.uint64) * 3,
+        "first_token": first,
+        "n_tokens": count,
+    }
+    pq.write_table(pa.table(table), out / "documents.parquet")
 
 
 def texts(count: int, seed: int, width: int = CONTEXT + 1) -> np.ndarray[Any, Any]:
@@ -171,14 +191,18 @@ loop.SAVE_SHARE = 1e9
 out.mkdir(parents=True, exist_ok=True)
 config = TrainConfig(size="test", vocab_size=32, precision="fp32", batch_tokens=64, token_budget=64 * steps)
 store = Store(root)
-execution = Execution(root=root, device="cpu", report=print, save_every_s=0.0)
+execution = Execution(root=root, device="cpu", report=print, save_every_s=0.0, loader_workers=int(sys.argv[5]))
 train.run(config, {n: store.open("tokenize", n) for n in ("tokens", "heldout")}, out, execution)
 """
 
 
-def run_and_die(execution: Execution, out: Path, at: int, steps: int, hash_seed: str = "0") -> int:
-    command = [sys.executable, "-c", DIES, str(execution.root), str(out), str(at), str(steps)]
-    return subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": hash_seed}, check=False, capture_output=True).returncode
+def start(execution: Execution, out: Path, at: int, steps: int, hash_seed: str = "0", workers: int = 1) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", DIES, str(execution.root), str(out), str(at), str(steps), str(workers)]
+    return subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": hash_seed}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def run_and_die(execution: Execution, out: Path, at: int, steps: int, hash_seed: str = "0", workers: int = 1) -> int:
+    return start(execution, out, at, steps, hash_seed, workers).wait()
 
 
 def saved_steps(out: Path) -> list[int]:
@@ -186,22 +210,26 @@ def saved_steps(out: Path) -> list[int]:
 
 
 def test_killed_and_resumed_equals_undisturbed(inputs: dict[str, Artifact], execution: Execution) -> None:
-    """Killed with -9 before the end of the first epoch (of 15 steps) and after it, once with a line too many and a state half-written."""
+    """Killed with -9 before the end of the first epoch (of 15 steps) and after it, once with a line too many and a state half-written;
+    with 0, 2 and 1 loader workers, and the last time beside another run on the same shards."""
     cut = execution.root / "cut"
-    assert run_and_die(execution, cut, 5, 18) == -signal.SIGKILL
+    assert run_and_die(execution, cut, 5, 18, workers=0) == -signal.SIGKILL
     assert saved_steps(cut) == [4, 5]
     with (cut / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 5, "loss": 0.1, "lea')
     (cut / "states" / ".step-00000006").mkdir()
-    (cut / "states" / ".step-00000006" / "state.pt").write_bytes(b"half")
-    assert run_and_die(execution, cut, 16, 18, hash_seed="1") == -signal.SIGKILL
-    assert run_and_die(execution, cut, -1, 18, hash_seed="2") == 0
+    (cut / "states" / ".step-00000006" / "__0_0.distcp").write_bytes(b"half")
+    (cut / "state.pt").write_bytes(b"of an earlier version")  # must not get into the artifact
+    assert run_and_die(execution, cut, 16, 18, hash_seed="1", workers=2) == -signal.SIGKILL
+    beside = execution.root / "beside"
+    both = [start(execution, cut, -1, 18, hash_seed="2"), start(execution, beside, -1, 18, workers=2)]
+    assert [process.wait() for process in both] == [0, 0]
     assert json.loads((cut / "speed.json").read_text())["first_step"] == 16
     whole = fit(config_for(18), inputs, execution)  # in this process, another folder, without a pause
     assert whole.count("epochs") == 1.2
     assert sorted([*(p.name for p in cut.iterdir()), "manifest.json"]) == sorted(p.name for p in whole.path.iterdir())
     for name in ("model.pt", "metrics.jsonl", "config.json"):
-        assert (cut / name).read_bytes() == whole.file(name).read_bytes(), name
+        assert (cut / name).read_bytes() == (beside / name).read_bytes() == whole.file(name).read_bytes(), name
 
 
 def test_sigterm_saves_and_the_next_run_ends_with_the_same_bytes(inputs: dict[str, Artifact], execution: Execution) -> None:
@@ -275,6 +303,46 @@ def test_out_of_memory_names_the_micro_batch_that_fits(
     limit = 0
     with pytest.raises(StageError, match="not even one fits"):
         fit(config_for(3), inputs, execution)
+
+
+def test_largest_micro_batch_that_fits() -> None:
+    tried = []
+
+    def attempt(micro: int, limit: int) -> None:
+        tried.append(micro)
+        if micro > limit:
+            raise torch.OutOfMemoryError
+
+    for most, limit, found in ((64, 64, 64), (64, 20, 16), (24, 99, 16), (7, 1, 1), (1, 1, 1), (8, 0, 0)):
+        assert largest_that_fits(most, functools.partial(attempt, limit=limit)) == found
+    assert tried[:4] == [64, 64, 32, 16]
+
+
+def test_micro_batch_of_a_cpu_by_the_stated_rule(inputs: dict[str, Artifact], execution: Execution) -> None:
+    """4,096 tokens at once, at most the batch."""
+    for sequences, expected in ((4, 4), (400, 256)):
+        config = TrainConfig(**(CONFIG | {"batch_tokens": sequences * CONTEXT, "token_budget": sequences * CONTEXT}))
+        artifact = fit(config, inputs, execution, f"m{sequences}")
+        assert artifact.manifest["notes"]["micro_batch"] == expected
+
+
+def test_fp8_is_refused_where_it_cannot_run(inputs: dict[str, Artifact], execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"precision is fp8, but cpu has no 8-bit matrix products; .* use precision bf16"):
+        fit(config_for(3, precision="fp8"), inputs, execution)
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with pytest.raises(ConfigError, match=r"needs the package torchao: pip install 'craw4llm\[fp8\]'"):
+        float8.convert(Transformer(SHAPE, VOCAB), torch.device("cpu"), emulate=True)
+
+
+def test_fp8_learns_as_bf16_does(inputs: dict[str, Artifact], execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded to 8 bits, multiplied in bfloat16: what the recipe costs, on any device."""
+    pytest.importorskip("torchao.float8")
+    monkeypatch.setattr(float8, "convert", functools.partial(float8.convert, emulate=True))
+    low = fit(config_for(60, precision="fp8", learning_rate=1e-2), inputs, execution, "fp8")
+    plain = fit(config_for(60, precision="bf16", learning_rate=1e-2), inputs, execution, "bf16")
+    assert metrics_of(low)[-1] != metrics_of(plain)[-1]
+    assert low.count("heldout_loss") == pytest.approx(plain.count("heldout_loss"), abs=0.05)
+    assert list(torch.load(low.file("model.pt"), weights_only=True)) == list(torch.load(plain.file("model.pt"), weights_only=True))
 
 
 def test_loss_spikes() -> None:

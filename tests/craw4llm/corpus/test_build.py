@@ -1,18 +1,19 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from craw4llm.artifact import Artifact
 from craw4llm.configs import CorpusConfig, SyntheticWeb
-from craw4llm.corpus.build import SPOOL, build, is_heldout, prepare
+from craw4llm.corpus.build import build
+from craw4llm.corpus.heldout import is_heldout
+from craw4llm.corpus.prepare import Gathered
 from craw4llm.corpus.reader import Corpus
-from craw4llm.corpus.records import REASONS, Page, Reject, Source
+from craw4llm.corpus.records import REASONS, Page, Reject, Skipped, Source
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
 from craw4llm.fingerprint import External
@@ -21,6 +22,20 @@ from craw4llm.stage import Stage
 WriteParquet = Callable[..., Path]
 Build = Callable[[Stage], Artifact]
 CONFIG = CorpusConfig(source=SyntheticWeb())  # the source is given apart; the other fields count
+FILES = {
+    "pages.parquet",
+    "text.zst",
+    "text_offsets.npy",
+    "links_offsets.npy",
+    "links_targets.npy",
+    "links_flags.npy",
+    "link_anchors.zst",
+    "link_anchors_offsets.npy",
+    "indegree.npy",
+    "dead_links.parquet",
+    "heldout.npy",
+    "rejects.parquet",
+}
 QUIET = Execution(workers=1, report=lambda line: None)
 
 
@@ -31,7 +46,7 @@ class Records:
     given: list[Page | Reject]
     dies: bool = False
     label: str = "the records"
-    records: int = field(init=False, default=0)
+    records: int | None = None
 
     def read(self) -> Iterator[Page | Reject]:
         if self.dies:
@@ -39,7 +54,7 @@ class Records:
         yield from self.given
 
 
-def source_of(pages: list[Page | Reject]) -> Source:
+def source_of(pages: list[Page | Reject | Skipped]) -> Source:
     return Source(chunks=[Records(pages)], records=len(pages), origin="a list")
 
 
@@ -47,7 +62,7 @@ def built(tmp_path: Path, pages: list[Page | Reject], config: CorpusConfig = CON
     out = tmp_path / "out"
     out.mkdir()
     done = build(source_of(pages), out, config, QUIET)
-    assert not (out / SPOOL).exists()
+    assert {path.name for path in out.iterdir()} <= FILES
     return out, {name: value for name, (value, _) in done.counts.items()}
 
 
@@ -269,9 +284,12 @@ def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
         build(Source(chunks=chunks, records=2, origin="a list", isolated=True), out, CONFIG, Execution(workers=1, report=lambda line: None))
 
 
-def test_prepare_keeps_each_link_once() -> None:
-    done = prepare(Records([page("https://a.example/", "x", ("/b", "/c", "/b")), page("https://a.example/2", "y", ("/c", None))]), 100)
-    assert done.link_urls == ["https://a.example/b", "https://a.example/c"]
-    assert done.link_index.dtype == np.int32
-    assert done.link_index.tolist() == [0, 1, 1]
-    assert (done.link_counts, done.unusable_links) == ([2, 1], 1)
+def test_a_page_keeps_each_link_once() -> None:
+    gathered = Gathered(CONFIG)
+    gathered.take(page("https://a.example/", "x", ("/c", "/b", "/c")), 0)
+    gathered.take(page("https://a.example/2", "y", ("/c", None)), 1)
+    run = gathered.sorted()
+    assert run.urls.to_pylist() == ["https://a.example/b", "https://a.example/c"]
+    assert run.links["url"].to_pylist() == [1, 0, 1]
+    assert run.pages["links"].to_pylist() == [2, 1]
+    assert gathered.unusable_links == 1

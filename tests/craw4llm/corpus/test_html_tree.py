@@ -8,11 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from craw4llm.artifact import Artifact
-from craw4llm.configs import CorpusConfig
-from craw4llm.corpus import html_tree as module
+from craw4llm.configs import CorpusConfig, HtmlLimits
 from craw4llm.corpus.html_tree import FileChunk, list_files, open_web, page_url
 from craw4llm.corpus.reader import Corpus
-from craw4llm.corpus.records import Page, Reject
+from craw4llm.corpus.records import LinkFlag, Page, Reject, Signal
 from craw4llm.corpus.stage import run
 from craw4llm.errors import InputError
 from craw4llm.execution import Execution
@@ -129,22 +128,40 @@ def test_encodings_reach_the_text(shared: Path, html_tree: WriteTree, build: Bui
         assert expected[name]["must_contain"] in corpus.text(page), name
 
 
-def test_rejects(html_tree: WriteTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_FILE_BYTES", 1000)
-    real = module.extract_plain_text
-
-    def extract(page: str, **options: Any) -> str:
-        if "cannot be parsed" in page:
-            raise RuntimeError("parser gave up")
-        return str(real(page, **options))
-
-    monkeypatch.setattr(module, "extract_plain_text", extract)
-    folder = html_tree({"one": {"a.html": "fine", "b.html": "x" * 1001, "c.html": "this cannot be parsed", "d.html": "x" * 1000}})
-    (chunk,) = open_web(folder).chunks
+def test_rejects(html_tree: WriteTree) -> None:
+    """Each reason is for the page that it names; the pages beside it are read."""
+    spam = "".join(f"<b>{k}</b>" for k in range(40_000))
+    pages = {
+        "a.html": "fine",
+        "b.html": "x" * 1_000_001,
+        "c.html": "<p>" * 20 + spam,
+        "d.html": "x" * 1_000_000,
+        "e.html": "gone",
+        "f.html": "f",
+    }
+    folder = html_tree({"one": pages})
+    (chunk,) = open_web(folder, HtmlLimits(page_bytes=1_000_000, page_seconds=0.01)).chunks
     assert isinstance(chunk, FileChunk)
-    (folder / "one" / "d.html").unlink()
+    (folder / "one" / "e.html").unlink()
     outcome = {str(r.url).rpartition("/")[2]: r.reason if isinstance(r, Reject) else r.text for r in chunk.read()}
-    assert outcome == {"a.html": "fine", "b.html": "too_large", "c.html": "unparsable", "d.html": "unreadable"}
+    assert outcome["c.html"] == "timeout"
+    del outcome["c.html"], outcome["d.html"]
+    assert outcome == {"a.html": "fine", "b.html": "too_large", "e.html": "unreadable", "f.html": "f"}
+
+
+def test_what_the_pages_say_of_their_links(html_tree: WriteTree) -> None:
+    """Anchors, places and signals; a meta refresh is no link of a tree."""
+    page = (
+        '<head><meta name=robots content="noindex"><link rel=canonical href="/main"><meta http-equiv=refresh content="0; url=/next"></head>'
+        '<nav><a href="/a.html">Home</a></nav>'
+        '<main><p>Some text with <a href="b.html" rel=nofollow>a <i>fine</i> link</a> in it.</p></main>'
+    )
+    (record,) = records_of(html_tree({"one": {"a.html": page}}))
+    assert isinstance(record, Page)
+    assert list(record.links) == ["https://one.example/a.html", "https://one.example/b.html"]
+    assert list(record.anchors) == ["Home", "a fine link"]
+    assert list(record.link_flags) == [LinkFlag.BOILERPLATE, LinkFlag.BODY | LinkFlag.NOFOLLOW]
+    assert (record.canonical, record.signals) == ("/main", Signal.NOINDEX)
 
 
 def test_two_sites_with_one_address(html_tree: WriteTree, build: Build) -> None:

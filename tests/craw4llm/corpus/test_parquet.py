@@ -10,7 +10,7 @@ import pytest
 
 from craw4llm.artifact import Artifact
 from craw4llm.configs import CorpusConfig
-from craw4llm.corpus.parquet import BATCH_ROWS, open_parquet
+from craw4llm.corpus.parquet import CHUNK_ROWS, open_parquet
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.stage import run
 from craw4llm.errors import InputError
@@ -22,10 +22,10 @@ WriteParquet = Callable[..., Path]
 Build = Callable[[Stage], Artifact]
 
 
-def test_extra_columns_are_ignored_and_package_becomes_the_source(parquet: WriteParquet, build: Build) -> None:
+def test_package_becomes_the_source_and_other_columns_are_ignored(parquet: WriteParquet, build: Build) -> None:
     path = parquet(
         [("https://a.example/", "one", []), ("https://b.example/", "two", None)],
-        extra={"package": ["alpha", None], "score": [0.5, 0.25]},
+        extra={"package": ["alpha", None], "title": ["a", "b"], "signals": ["not", "integers"]},
     )
     corpus = Corpus(build(Stage(CorpusConfig(source=External(name="corpus", path=str(path))))))
     assert corpus.column("source").to_pylist() == ["alpha", "web.parquet"]
@@ -78,13 +78,52 @@ def test_a_damaged_file_is_refused(parquet: WriteParquet, tmp_path: Path) -> Non
         run(CorpusConfig(source=External(name="corpus", path=str(path))), {}, out, Execution(workers=1, report=lambda line: None))
 
 
-def test_rows_are_read_in_batches(parquet: WriteParquet) -> None:
-    n = 3 * BATCH_ROWS + 1
-    source = open_parquet(parquet([(f"https://a.example/{k}", "x", []) for k in range(n)]))
+def test_chunks_are_row_groups_or_ranges_of_their_rows(parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("craw4llm.corpus.parquet.CHUNK_ROWS", 400)
+    assert CHUNK_ROWS > 400
+    path = parquet([(f"https://a.example/{k}", "x", []) for k in range(1501)], row_group_size=1000)
+    source = open_parquet(path)
     chunks = list(source.chunks)
-    assert source.records == n
-    assert [chunk.records for chunk in chunks] == [BATCH_ROWS] * 3 + [1]
-    assert chunks[-1].label == f"web.parquet, rows {n - 1:,} to {n - 1:,}"
+    assert source.records == 1501
+    assert [chunk.records for chunk in chunks] == [400, 400, 200, 400, 101]
+    assert chunks[-1].label == "web.parquet, rows 1,400 to 1,500"
+    read = [record for chunk in chunks for record in chunk.read()]
+    assert [(page.position, page.url) for page in read] == [(k, f"https://a.example/{k}") for k in range(1501)]  # type: ignore[union-attr]
+
+
+def test_a_giant_text_is_rejected_and_the_optional_columns_are_read(parquet: WriteParquet, build: Build) -> None:
+    rows = [(f"https://a.example/{k}", "x" * (17 << 20) if k == 3 else "x", ["/1", "/2"]) for k in range(9)]
+    extra = {
+        "doc_id": list(range(9)),
+        "lang": ["de"] * 9,
+        "score": [float("nan") if k == 1 else k / 8 for k in range(9)],
+        "anchors": [["one", None]] * 9,
+        "link_flags": pa.array([[1, 2]] * 9, pa.list_(pa.uint8())),
+        "signals": pa.array([k for k in range(9)], pa.uint16()),
+    }
+    corpus = Corpus(build(Stage(CorpusConfig(source=External(name="corpus", path=str(parquet(rows, extra)))))))
+    rejects = pq.read_table(corpus.artifact.file("rejects.parquet")).to_pylist()
+    assert rejects == [{"source": "web.parquet", "position": 3, "url": "https://a.example/3", "reason": "too_large"}]
+    assert corpus.find_doc_ids(["0", "3", "8"]).tolist() == [0, -1, 7]
+    assert corpus.column("language").to_pylist() == ["de"] * 8
+    assert corpus.column("score").to_pylist() == [0.0, None, 0.25, 0.5, 0.625, 0.75, 0.875, 1.0]
+    assert corpus.signals.tolist() == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert corpus.anchors([0]) == ["one", None]
+    flags = corpus.link_flags([0])
+    assert flags is not None
+    assert flags.tolist() == [1, 2]
+
+
+def test_a_folder_of_files_is_one_corpus(parquet: WriteParquet, tmp_path: Path, build: Build) -> None:
+    folder = tmp_path / "many"
+    for name in ("b", "a/c"):
+        path = folder / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet([(f"https://{name[0]}.example/{k}", name, ["https://a.example/1"]) for k in range(3)]).rename(path)
+    corpus = Corpus(build(Stage(CorpusConfig(source=External(name="corpus", path=str(folder))))))
+    assert corpus.n_pages == 6
+    assert corpus.column("source").to_pylist() == ["a/c.parquet"] * 3 + ["b.parquet"] * 3
+    assert corpus.artifact.manifest["notes"]["origin"] == "2 Parquet files of many, 6 rows"
 
 
 def test_docweb_counts(shared: Path, tmp_path: Path) -> None:

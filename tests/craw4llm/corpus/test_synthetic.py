@@ -99,10 +99,50 @@ def test_training_lines() -> None:
         training_lines(SyntheticText(lines=1))
 
 
-@pytest.mark.parametrize("fields", [{"hosts": 0}, {"hosts": 5000}, {"homophily": 1.5}, {"dead_share": -0.1}, {"mean_links": -1.0}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"hosts": 0}, {"hosts": 5000}, {"homophily": 1.5}, {"dead_share": -0.1}, {"mean_links": -1.0}, {"copy_share": 2.0}, {"traps": -1}],
+)
 def test_values_that_cannot_be_meant(fields: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(fields))):
         planted_quality(SyntheticWeb(**fields))  # type: ignore[arg-type]
+
+
+def test_traps_navigation_and_link_texts(build: Build) -> None:
+    config = SyntheticWeb(pages=1500, hosts=30, seed=3, traps=2, trap_pages=24, navigation_links=4, link_texts=True)
+    corpus = Corpus(build(Stage(CorpusConfig(source=config))))
+    quality = planted_quality(config)
+    assert corpus.n_pages == len(quality) == 1548
+    months = [k for k, url in enumerate(corpus.urls.to_pylist()) if url.startswith("https://trap-")]
+    assert [corpus.url(months[0]), corpus.url(months[-1])] == [
+        "https://trap-000.example/calendar/2000/01",
+        "https://trap-001.example/calendar/2001/12",
+    ]
+    assert (quality[months] == 0).all()
+    _, targets = corpus.outlinks([months[3], months[23]])
+    assert [corpus.url(t)[-7:] for t in targets] == ["2000/03", "2000/05", "2001/11", "2002/01"]
+    assert targets[-1] >= corpus.n_pages  # the calendar goes on where the corpus ends
+    pages, targets = links_of(corpus)
+    from_outside = ~np.isin(pages, months) & np.isin(targets, months)
+    assert 10 < from_outside.sum() < 60
+    flags = corpus.link_flags(np.arange(corpus.n_pages))
+    anchors = corpus.anchors(np.arange(corpus.n_pages))
+    assert flags is not None and anchors is not None
+    assert (flags == 2).sum() > 3 * 1500 > 0  # navigation and hubs are boilerplate
+    selling = np.array([any(word in (anchor or "") for word in ("cheap", "free", "best", "hot")) for anchor in anchors])
+    to_page = targets < corpus.n_pages
+    assert quality[targets[to_page & selling]].mean() < quality[targets[to_page & ~selling]].mean() - 0.05
+    _, first = corpus.outlinks([0])
+    assert sum(corpus.host_ids[t] == corpus.host_ids[0] for t in first if t < corpus.n_pages) >= 3
+
+
+def test_shares_of_empty_and_copied_pages_and_of_hubs(build: Build) -> None:
+    config = SyntheticWeb(pages=1000, hosts=20, empty_share=0.3, copy_share=0.0, host_skew=0.0, hub_share=0.0)
+    corpus = Corpus(build(Stage(CorpusConfig(source=config))))
+    assert 250 < corpus.artifact.count("empty_pages") < 350
+    texts = [text for text in corpus.texts(range(1000)) if text]
+    assert len({text[:120] for text in texts}) == len(texts)
+    assert np.bincount(corpus.host_ids).max() < 90
 
 
 def test_same_bytes_for_any_hash_seed(tmp_path: Path, digest: Callable[[Path], str]) -> None:

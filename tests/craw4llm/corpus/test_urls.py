@@ -1,6 +1,11 @@
+import random
+
+import ada_url
 import pytest
 
-from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, host_of
+from craw4llm.configs import UrlRules
+from craw4llm.corpus import urls
+from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, domain_of, host_of
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,64 @@ def test_length_limit() -> None:
 def test_base_and_host() -> None:
     assert canonical_url("../c.html", base="https://example.org/a/b.html") == "https://example.org/c.html"
     assert host_of("https://example.org:8443/a") == "example.org:8443"
+
+
+def test_the_short_way_gives_what_the_parser_gives() -> None:
+    """URLs that pass by their characters alone are those that the URL standard's serialiser gives back unchanged."""
+    rng = random.Random(0)
+    plain = "a.example www.b.co.uk localhost a.b2 1e3.com ab--c.d a_b.example"
+    odd = "xn--bcher-kva.example a.xn--p1ai 1.2.3.4 a.1 0x7f.1 a-.b -a.b a..b A.b a.example. a.0x1 a.b:80 a.b:443 u@a.b a%41.b [::1] x.0"
+    pieces = [
+        *"/abcXYZ0189_~!$&'()*+,;=:@%.-?#\\^|\"<>`{} \t",
+        *["/.", "/..", "/%2e", "/%2E.", "%2e", "%41", "%zz", "//", "?", "é", "x=1&y=2"],
+    ]
+    short = 0
+    for _ in range(60_000):
+        path = "".join(rng.choice(pieces[:12] if rng.random() < 0.8 else pieces) for _ in range(rng.randint(0, 8)))
+        url = (
+            rng.choice(("https://", "http://", "HTTP://", "https:/"))
+            + rng.choice((plain if rng.random() < 0.6 else odd).split())
+            + rng.choice(("/", ""))
+            + path
+        )
+        short += bool(urls._CANONICAL.fullmatch(url))
+        assert canonical_url(url) == by_the_parser(url), url
+    assert short > 5_000
+
+
+def by_the_parser(url: str) -> str | None:
+    try:
+        parsed = ada_url.URL(url.strip())
+    except ValueError:
+        return None
+    parsed.hash = parsed.username = parsed.password = ""
+    return str(parsed.href) if parsed.protocol in ("http:", "https:") and parsed.hostname else None
+
+
+def test_rules() -> None:
+    both = UrlRules(query="sorted", drop_tracking=True)
+    url = "https://a.example/p?b=2&a=%20&&b=1&utm_source=x&UTM_Medium=y&fbclid=z&gclid&utm=kept"
+    assert canonical_url(url) == url
+    assert canonical_url(url, rules=both) == "https://a.example/p?a=%20&b=2&b=1&utm=kept"
+    assert canonical_url(url, rules=UrlRules(query="sorted")).count("&") == 7  # type: ignore[union-attr]
+    assert canonical_url("?gclid=1#top", "https://a.example/p", UrlRules(drop_tracking=True)) == "https://a.example/p"
+    assert canonical_url("https://a.example/p?", rules=both) == "https://a.example/p"
+    assert all(name == name.lower() for name in urls.TRACKING)
+
+
+@pytest.mark.parametrize(
+    ("host", "domain"),
+    [
+        ("docs.example.co.uk", "example.co.uk"),
+        ("example.com:8080", "example.com"),
+        ("co.uk", "co.uk"),
+        ("a.b.github.io", "b.github.io"),
+        ("192.0.2.7", "192.0.2.7"),
+        ("[2001:db8::1]:8080", "[2001:db8::1]"),
+        ("localhost", "localhost"),
+        ("www.xn--bcher-kva.example", "xn--bcher-kva.example"),
+        ("a.b.unknown-suffix", "b.unknown-suffix"),
+    ],
+)
+def test_registered_domains(host: str, domain: str) -> None:
+    assert domain_of(host) == domain

@@ -112,13 +112,13 @@ def test_other_crawls_have_other_checkpoints(build):
 
 def test_damaged_and_torn_checkpoints_are_passed_over(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
-    always = lambda crawled, fetches: True  # noqa: E731
+    always = lambda crawled, fetches, tokens: True  # noqa: E731
     assert checkpoints.newest(always) is None
     checkpoints.save(5, 9, {"a": np.arange(1000)})
     checkpoints.save(3, 9, {"a": np.arange(3)})  # another process, not as far: the farther one stays
     found = checkpoints.newest(always)
     assert found is not None and len(found["a"]) == 1000
-    assert checkpoints.newest(lambda crawled, fetches: crawled < 5)["a"].tolist() == [0, 1, 2]
+    assert checkpoints.newest(lambda crawled, fetches, tokens: crawled < 5)["a"].tolist() == [0, 1, 2]
     [best] = (tmp_path / "c").glob("5-9-*.npz")
     data = best.read_bytes()
     for cut in range(0, len(data), 97):

@@ -26,7 +26,7 @@ MakeSelection = Callable[[Artifact, Sequence[int]], Artifact]
 Tokenize = Callable[..., Artifact]
 
 RUN = """
-import hashlib, pathlib, sys, time
+import hashlib, os, pathlib, sys, time
 from craw4llm.artifact import Store
 from craw4llm.configs import TokenizeConfig
 from craw4llm.execution import Execution
@@ -34,7 +34,7 @@ from craw4llm.tokens import parts, tokenize_stage
 if __name__ == "__main__":
     root, out, workers, part_bytes, slow = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:6])
     encode_parts, encode = parts.encode_parts, parts.encode
-    parts.encode_parts = lambda *a: encode_parts(*a, part_bytes=part_bytes)
+    parts.encode_parts = lambda *a, **k: encode_parts(*a, **k, part_bytes=part_bytes)
     def counted(*a):
         time.sleep(slow)
         print("part", a[1], flush=True)
@@ -44,7 +44,12 @@ if __name__ == "__main__":
     store = Store(root)
     inputs = dict(zip(("corpus", "selection", "tokenizer"), (store.open(*a.split(":")) for a in sys.argv[6:])))
     where = Execution(root=root, workers=workers, report=lambda line: None)
-    tokenize_stage.run(TokenizeConfig(sample_tokens=32), inputs, out, where)
+    config = TokenizeConfig(sample_tokens=32)
+    if "PART" in os.environ:
+        part, of = map(int, os.environ["PART"].split("/"))
+        print(tokenize_stage.run_part(config, inputs, out, where, part=part, of=of))
+        sys.exit()
+    tokenize_stage.run(config, inputs, out, where)
     print(sorted((p.relative_to(out).as_posix(), hashlib.sha256(p.read_bytes()).hexdigest()) for p in out.rglob("*") if p.is_file()))
 """
 
@@ -96,6 +101,23 @@ def test_killed_at_half_and_tried_again(command: Callable[..., list[str]], execu
     again, redone = result(command("killed"))
     assert again == undisturbed
     assert redone == ["part 0", *(f"part {i}" for i in range(len(finished), len(all_parts)))]
+
+
+def test_shares_made_at_the_same_time_by_several_processes(command: Callable[..., list[str]]) -> None:
+    """`--part`: the run that puts the shares together encodes nothing, and a share that is missing is made up for."""
+    undisturbed, all_parts = result(command("whole"))
+    made = [
+        subprocess.Popen(command("shared"), env=os.environ | {"PART": f"{part}/3"}, stdout=subprocess.PIPE, text=True) for part in (1, 2, 3)
+    ]
+    said = [line for process in made for line in process.communicate(timeout=120)[0].splitlines()]
+    assert all(process.returncode == 0 for process in made)
+    assert sorted(line for line in said if line.startswith("part")) == sorted(all_parts)
+    assert sum(int(line.split()[0]) for line in said if "pages" in line) == 300
+    assert result(command("shared")) == (undisturbed, [])
+    lacking = subprocess.run(command("lacking"), env=os.environ | {"PART": "2/3"}, check=True, capture_output=True, text=True)
+    assert len(lacking.stdout.splitlines()) > 1
+    again, redone = result(command("lacking"))
+    assert again == undisturbed and redone == [line for i, line in enumerate(all_parts) if i % 3 != 1]
 
 
 def test_ranges() -> None:

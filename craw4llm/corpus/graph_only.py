@@ -1,0 +1,234 @@
+"""Link graphs without texts as a corpus: BVGraph, and edge lists of integers. Node k is the page https://node.example/<k>.
+
+    source = open_bvgraph(Path("cnr-2000.graph"))
+    source = open_edges(Path("edges.parquet"))       columns source, target: unsigned integers, in any order
+    build_graph(source, out, config, execution)      -> Built, the files of a corpus artifact (docs/artifacts.md)
+
+The number is padded with zeros to the width of the largest, so that page ids, which follow the order of URLs, are the node numbers. The
+pages have no text. Self-links and repeats are dropped. URLs never become Python objects, and links are read and written in blocks: the
+graph may be larger than memory (a BVGraph's own links are decoded in memory).
+"""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
+from craw4llm.configs import CorpusConfig
+from craw4llm.corpus.build import Built
+from craw4llm.corpus.bvgraph import read_bvgraph
+from craw4llm.corpus.heldout import is_heldout
+from craw4llm.corpus.merge import MAX_PAGES, ROW_GROUP_PAGES, write_indegree
+from craw4llm.corpus.npy import NpyWriter
+from craw4llm.corpus.prepare import REJECTS
+from craw4llm.errors import InputError
+from craw4llm.execution import Execution
+
+HOST = "node.example"
+BLOCK_PAGES = 1 << 18
+
+Block = tuple[NDArray[np.int64], NDArray[np.uint32]]  # offsets (from 0) and targets of consecutive nodes; ascending, no repeats
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphSource:
+    """nodes: how many. blocks(folder, memory_bytes): consecutive nodes from 0 on; `folder` is free for temporary files."""
+
+    nodes: int
+    blocks: Callable[[Path, int], Iterator[Block]]
+    origin: str
+
+    @property
+    def records(self) -> int:
+        return self.nodes
+
+
+def open_bvgraph(path: Path) -> GraphSource:
+    """path: the .graph or .properties file, or both without their ending. Raises InputError."""
+    base = path.with_suffix("") if path.suffix in (".graph", ".properties") else path
+    offsets, targets = read_bvgraph(base)
+
+    def blocks(folder: Path, memory_bytes: int) -> Iterator[Block]:
+        for first in range(0, len(offsets) - 1, BLOCK_PAGES):
+            some = offsets[first : first + BLOCK_PAGES + 1]
+            yield some - some[0], targets[some[0] : some[-1]]
+
+    return GraphSource(len(offsets) - 1, blocks, f"the BVGraph {base.name}, {len(offsets) - 1:,} nodes and {len(targets):,} arcs, no texts")
+
+
+def has_edges(path: Path) -> bool:
+    """Whether a Parquet file is an edge list of node numbers; false for a file that is no Parquet."""
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError):
+        return False
+    fits = all(name in schema.names and pt.is_integer(schema.field(name).type) for name in ("source", "target"))
+    return fits and "url" not in schema.names
+
+
+def open_edges(path: Path) -> GraphSource:
+    """A Parquet file with the integer columns source and target. Raises InputError for numbers that are no page ids."""
+    file = pq.ParquetFile(path)
+    highest = -1
+    for batch in _edges(file):
+        for name in ("source", "target"):
+            column = batch.column(name)
+            low_high = pc.min_max(column).as_py()
+            if column.null_count or (low_high["min"] is not None and not 0 <= low_high["min"] <= low_high["max"] < MAX_PAGES):
+                raise InputError(f"corpus: the column {name!r} of {path} holds nulls or numbers outside 0 to {MAX_PAGES - 1:,}")
+            highest = max(highest, low_high["max"] if low_high["max"] is not None else -1)
+    if highest < 0:
+        raise InputError(f"corpus: {path} has no edge")
+    rows = file.metadata.num_rows
+
+    def blocks(folder: Path, memory_bytes: int) -> Iterator[Block]:
+        return _sorted_blocks(path, highest + 1, rows, folder, memory_bytes)
+
+    return GraphSource(highest + 1, blocks, f"the edge list {path.name}, {rows:,} edges of {highest + 1:,} nodes, no texts")
+
+
+def node_urls(first: int, stop: int, nodes: int) -> pa.Array:
+    """string: the URLs of the nodes first to stop - 1 of a graph of `nodes`."""
+    numbers = pc.utf8_lpad(pa.array(np.arange(first, stop)).cast(pa.string()), len(str(nodes - 1)), "0")
+    return pc.binary_join_element_wise(f"https://{HOST}/", numbers, "")
+
+
+def build_graph(source: GraphSource, out: Path, config: CorpusConfig, execution: Execution) -> Built:
+    """Writes the corpus of a graph into the folder `out`."""
+    for path in out.iterdir():  # of an interrupted attempt
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    nodes, temporary = source.nodes, out / "edges"
+    temporary.mkdir()
+    given = links = page = 0
+    with (
+        NpyWriter(out / "links_offsets.npy", np.uint64) as links_offsets,
+        NpyWriter(out / "links_targets.npy", np.uint32) as links_targets,
+        execution.progress("corpus", total=nodes, unit="page") as progress,
+    ):
+        links_offsets.append([0])
+        for offsets, targets in source.blocks(temporary, execution.memory_bytes):
+            count = len(offsets) - 1
+            of = np.repeat(np.arange(page, page + count), np.diff(offsets))
+            kept = targets != of
+            ends = links + np.cumsum(np.bincount(of[kept] - page, minlength=count))
+            links_offsets.append(ends.astype(np.uint64))
+            links_targets.append(targets[kept])
+            links, page, given = int(ends[-1]), page + count, given + len(targets)
+            progress.update(count)
+    shutil.rmtree(temporary)
+    assert page == nodes, "the blocks of a graph cover its nodes"
+    write_indegree(out / "indegree.npy", np.load(out / "links_targets.npy", mmap_mode="r"), nodes, execution.memory_bytes)
+    heldout = _write_pages(out, nodes, config)
+    (out / "text.zst").touch()
+    with NpyWriter(out / "text_offsets.npy", np.uint64) as text_offsets:
+        for first in range(0, nodes + 1, BLOCK_PAGES):
+            text_offsets.append(np.zeros(min(BLOCK_PAGES, nodes + 1 - first), dtype=np.uint64))
+    pq.write_table(pa.schema({"url": pa.string()}).empty_table(), out / "dead_links.parquet", compression="zstd")
+    pq.write_table(REJECTS.remove(0).empty_table(), out / "rejects.parquet", compression="zstd")
+    counts: dict[str, tuple[int | float | None, str]] = {
+        "pages": (nodes, "pages"),
+        "heldout_pages": (heldout, "pages"),
+        "hosts": (1, "hosts"),
+        "domains": (1, "domains"),
+        "links": (links, "links"),
+        "dead_links": (0, "URLs"),
+        "dead_link_uses": (0, "links"),
+        "outside_links": (0, "links"),
+        "text_bytes": (0, "bytes"),
+        "empty_pages": (nodes, "pages"),
+        "cut_pages": (0, "pages"),
+        "unusable_links": (0, "links"),
+        "nofollow_links": (0, "links"),
+        "self_links": (given - links, "links"),
+        "records": (nodes, "records"),
+        "rejects": (0, "records"),
+        "skipped": (0, "records"),
+    }
+    return Built(counts=counts, rejects_by_reason={}, skipped={})
+
+
+def _write_pages(out: Path, nodes: int, config: CorpusConfig) -> int:
+    """pages.parquet and heldout.npy. Returns the number of held-out pages (none, unless pages without text may be)."""
+    draws = config.heldout_min_chars == 0 and config.heldout_fraction > 0
+    whole = draws and config.heldout_by == "host" and is_heldout(HOST, config.heldout_fraction)
+    if whole:
+        raise InputError(f"corpus: heldout_by='host' holds out {HOST}, the only host of a graph without URLs; use heldout_by='page'")
+    count = 0
+    writer: pq.ParquetWriter | None = None
+    with NpyWriter(out / "heldout.npy", np.uint32) as heldout:
+        for first in range(0, nodes, ROW_GROUP_PAGES):
+            n = min(ROW_GROUP_PAGES, nodes - first)
+            urls = node_urls(first, first + n, nodes)
+            drawn = np.zeros(n, dtype=np.bool_)
+            if draws and config.heldout_by == "page":
+                drawn = np.fromiter((is_heldout(url, config.heldout_fraction) for url in urls.to_pylist()), dtype=np.bool_, count=n)
+            table = pa.table(
+                {
+                    "url": urls,
+                    "host": _constant(HOST, n),
+                    "domain": _constant(HOST, n),
+                    "n_chars": np.zeros(n, dtype=np.uint32),
+                    "n_bytes": np.zeros(n, dtype=np.uint32),
+                    "heldout": pa.array(drawn),
+                    "cut": pa.array(np.zeros(n, dtype=np.bool_)),
+                    "source": _constant("graph", n),
+                    "doc_id": pa.nulls(n, pa.string()),
+                    "language": pa.nulls(n, pa.string()),
+                    "canonical": pa.nulls(n, pa.string()),
+                    "signals": np.zeros(n, dtype=np.uint16),
+                }
+            )
+            writer = writer or pq.ParquetWriter(out / "pages.parquet", table.schema, compression="zstd")
+            writer.write_table(table, row_group_size=ROW_GROUP_PAGES)
+            found = np.flatnonzero(drawn)
+            heldout.append(first + found)
+            count += len(found)
+    assert writer is not None, "a graph has nodes"
+    writer.close()
+    return count
+
+
+def _constant(value: str, n: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value), n)
+
+
+def _edges(file: pq.ParquetFile) -> Iterator[Any]:
+    return file.iter_batches(1 << 20, columns=["source", "target"])
+
+
+def _sorted_blocks(path: Path, nodes: int, rows: int, folder: Path, memory_bytes: int) -> Iterator[Block]:
+    """Edges in any order, sorted on disk: shared out to files by ranges of sources, each of which is sorted in memory."""
+    buckets = max(1, min(512, 32 * rows // memory_bytes + 1))
+    width = -(-nodes // buckets)
+    streams = [(folder / f"{b:04}").open("wb") for b in range(buckets)]
+    try:
+        for batch in _edges(pq.ParquetFile(path)):
+            source = batch.column("source").to_numpy().astype(np.uint64)
+            key = source << np.uint64(32) | batch.column("target").to_numpy().astype(np.uint64)
+            bucket = (source // np.uint64(width)).astype(np.int64)
+            order = np.argsort(bucket, kind="stable")
+            ends = np.cumsum(np.bincount(bucket, minlength=buckets))
+            for b, some in enumerate(np.split(key[order], ends[:-1])):
+                streams[b].write(some.tobytes())
+    finally:
+        for stream in streams:
+            stream.close()
+    for b in range(buckets):
+        name = folder / f"{b:04}"
+        keys = np.unique(np.fromfile(name, dtype=np.uint64))
+        name.unlink()
+        first, stop = min(b * width, nodes), min((b + 1) * width, nodes)
+        for low in range(first, stop, BLOCK_PAGES):
+            high = min(low + BLOCK_PAGES, stop)
+            begin, end = np.searchsorted(keys, [np.uint64(low << 32), np.uint64(high << 32)])
+            some = keys[begin:end]
+            counts = np.bincount((some >> np.uint64(32)).astype(np.int64) - low, minlength=high - low)
+            yield np.concatenate(([0], np.cumsum(counts))), (some & np.uint64(2**32 - 1)).astype(np.uint32)

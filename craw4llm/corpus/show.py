@@ -1,0 +1,258 @@
+"""What a person wants to know first of a corpus, and of one of its pages: `craw4llm show corpus` and `show page`.
+
+    print(describe(corpus, seeds))
+    print("\\n".join(page_lines(corpus, page)))
+
+The page table is read in row groups, the links through their memory map: a large corpus takes time, not memory.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from craw4llm.artifact import Artifact, Store
+from craw4llm.corpus.reader import Corpus
+from craw4llm.corpus.records import REASONS, LinkFlag, Signal
+from craw4llm.errors import ArtifactError
+
+TOP = 8
+EXAMPLES = 5
+SHOWN_LINKS = 20
+TEXT_CHARS = 300
+_PERCENTILES = (0, 10, 50, 90, 99, 100)
+_BLOCK_PAGES = 1 << 20
+
+
+def find_corpora(name: str, root: Path) -> list[Artifact]:
+    """Corpora by the path of an artifact's folder, the beginning of a fingerprint, or the name of an experiment with runs in `root`."""
+    from craw4llm import browse
+    from craw4llm.runner import read_index
+
+    path = Path(name)
+    if (path / "manifest.json").is_file():
+        folder = path.resolve()
+        return [Store(folder.parent.parent).open(folder.parent.name, folder.name)]
+    wanted = browse.reachable(read_index(root / "index" / f"{name}.json"))
+    corpora = [artifact for artifact in browse.artifacts(root) if artifact.stage == "corpus"]
+    found = [a for a in corpora if (a.stage, a.fingerprint) in wanted] or [a for a in corpora if a.fingerprint.startswith(name)]
+    if not found:
+        known = ", ".join(a.fingerprint for a in corpora) or "none"
+        raise ArtifactError(
+            f"{name!r} is no corpus: no folder of an artifact, no experiment with a finished corpus in {root}, and no fingerprint of "
+            f"one there (known: {known})"
+        )
+    return found
+
+
+def describe(corpus: Corpus, seeds: Path | None = None) -> str:
+    """Text of some 30 lines. seeds: a seed file; without one, seeds are drawn as a crawl draws them by default."""
+    return "\n".join(_lines(corpus, seeds))
+
+
+def _lines(corpus: Corpus, seeds: Path | None) -> Iterator[str]:
+    artifact = corpus.artifact
+    count = artifact.count
+    notes = artifact.manifest["notes"]
+    yield f"corpus {artifact.fingerprint}  {artifact.path}"
+    yield f"  {notes.get('origin', 'origin unknown')}"
+    records, rejects, skipped = count("records"), count("rejects"), _count(artifact, "skipped")
+    yield f"records    {records:,} read = {corpus.n_pages:,} pages + {rejects:,} rejects + {skipped:,} skipped"
+    for reason, number in notes.get("rejects_by_reason", {}).items():
+        yield f"             reject  {number:>12,}  {reason}: {REASONS.get(reason, '')}"
+    for kind, number in notes.get("skipped", {}).items():
+        yield f"             skipped {number:>12,}  {kind}"
+
+    table = _Table(corpus)
+    yield f"hosts      {count('hosts'):,}, {_count(artifact, 'domains'):,} registered domains; largest: {_top(table.hosts, corpus.n_pages)}"
+    yield f"languages  {_top(table.languages, corpus.n_pages) or 'not known'}"
+    yield f"held out   {count('heldout_pages'):,} pages ({_share(count('heldout_pages'), corpus.n_pages)})"
+    yield f"texts      {_size(count('text_bytes'))}; {count('empty_pages'):,} pages without text, {count('cut_pages'):,} cut"
+    yield f"             bytes a page      {_percentiles(corpus.n_bytes)}"
+
+    inside, dead = count("links"), count("dead_link_uses")
+    yield (
+        f"links      {inside:,} to pages, {dead:,} dangling to {count('dead_links'):,} URLs that the corpus has not, "
+        f"{count('outside_links'):,} dropped as outside, {count('unusable_links'):,} unusable"
+    )
+    out_degrees, no_out = _out_degrees(corpus)
+    yield f"             out-links a page  {_percentiles(out_degrees)}; none: {_share(no_out, corpus.n_pages)}"
+    in_degrees = corpus.indegree[: corpus.n_pages]
+    yield f"             in-links a page   {_percentiles(in_degrees)}; none: {_share(int((in_degrees == 0).sum()), corpus.n_pages)}"
+    flags = artifact.path / "links_flags.npy"
+    if flags.exists():
+        yield f"             flags             {_bits(np.load(flags, mmap_mode='r'), LinkFlag) or 'none set'}"
+    if (artifact.path / "link_anchors.zst").exists():
+        yield f"             anchors           {_size((artifact.path / 'link_anchors.zst').stat().st_size)} compressed"
+    yield from _reach(corpus, seeds)
+
+    yield f"owners ask {_bits(table.signals, Signal) or 'nothing that the source tells of'}"
+    yield f"canonical  {table.canonical:,} pages name a canonical URL, {table.elsewhere:,} of them another than their own"
+    yield "examples"
+    for page in _examples(corpus):
+        text = " ".join(corpus.text(page)[:TEXT_CHARS].split())[:100]
+        yield f"  {page:>10}  {corpus.url(page)[:110]}"
+        yield f"              {int(corpus.n_bytes[page]):,} bytes{': ' + text if text else ''}"
+
+
+class _Table:
+    """What is counted in one pass over the page table. hosts, languages: name -> pages. signals: of all pages."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.hosts: Counter[str] = Counter()
+        self.languages: Counter[str] = Counter()
+        self.canonical = self.elsewhere = 0
+        signals = [np.empty(0, dtype=np.uint16)]
+        file = pq.ParquetFile(corpus.artifact.file("pages.parquet"))
+        for g in range(file.num_row_groups):
+            rows = file.read_row_group(g, columns=["url", "host", "language", "canonical", "signals"])
+            for counted, name in ((self.hosts, "host"), (self.languages, "language")):
+                for entry in pc.value_counts(rows[name]).to_pylist():
+                    counted[entry["values"] or "not known"] += entry["counts"]
+            self.canonical += len(rows) - rows["canonical"].null_count
+            self.elsewhere += pc.sum(pc.not_equal(rows["canonical"], rows["url"])).as_py() or 0
+            signals.append(rows["signals"].to_numpy())
+        self.signals = np.concatenate(signals)
+        if set(self.languages) == {"not known"}:
+            self.languages.clear()
+
+
+def page_lines(corpus: Corpus, page: int) -> list[str]:
+    """A page: what its source says, its text's beginning, its links out and in."""
+    row = {name: corpus.column(name)[page].as_py() for name in ("source", "doc_id", "language", "canonical", "signals", "cut")}
+    facts = [f"source {row['source']}"]
+    facts += [
+        f"{label} {row[name]}" for name, label in (("doc_id", "id"), ("language", "language"), ("canonical", "canonical")) if row[name]
+    ]
+    facts += [f"owner asks {_names(row['signals'], Signal)}"] if row["signals"] else []
+    facts += ["text cut"] if row["cut"] else []
+    lines = [f"  {', '.join(facts)}"]
+    text = " ".join(corpus.text(page)[: 4 * TEXT_CHARS].split())[:TEXT_CHARS]
+    lines += [f"  text: {text}{'...' if len(text) == TEXT_CHARS else ''}"] if text else ["  no text"]
+    _, targets = corpus.outlinks([page])
+    flags, anchors = corpus.link_flags([page]), corpus.anchors([page])
+    dead = int((targets >= corpus.n_pages).sum())
+    lines.append(f"  {len(targets):,} links out, {dead:,} of them to URLs that the corpus has not")
+    for k, target in enumerate(targets[:SHOWN_LINKS].tolist()):
+        lines.append(f"    -> {_link(corpus, target, flags, anchors, k)}")
+    lines += [f"    and {len(targets) - SHOWN_LINKS:,} more"] if len(targets) > SHOWN_LINKS else []
+    _, parents = corpus.inlinks([page])
+    lines.append(f"  {len(parents):,} links in")
+    for parent in parents[:SHOWN_LINKS].tolist():
+        _, linked = corpus.outlinks([parent])
+        k = int(np.searchsorted(linked, page))
+        lines.append(f"    <- {_link(corpus, parent, corpus.link_flags([parent]), corpus.anchors([parent]), k)}")
+    lines += [f"    and {len(parents) - SHOWN_LINKS:,} more"] if len(parents) > SHOWN_LINKS else []
+    return lines
+
+
+def _link(corpus: Corpus, target: int, flags: NDArray[np.uint8] | None, anchors: list[str | None] | None, k: int) -> str:
+    where = str(target) if target < corpus.n_pages else "dead"
+    anchor = f'  "{anchors[k]}"' if anchors and anchors[k] else ""
+    said = f"  [{_names(int(flags[k]), LinkFlag)}]" if flags is not None and flags[k] else ""
+    return f"{where:>8}  {corpus.url(target)}{anchor}{said}"
+
+
+def _reach(corpus: Corpus, seeds: Path | None) -> Iterator[str]:
+    from craw4llm.crawl.seeds import draw_seeds, read_seeds
+
+    if seeds is not None:
+        start, what = read_seeds(seeds, corpus).pages, f"the seeds of {seeds}"
+    else:
+        has_text = corpus.n_bytes > 0
+        usable = int(np.count_nonzero((has_text | ~has_text.any()) & ~corpus.heldout_mask[: corpus.n_pages]))
+        if not usable:
+            yield "reachable  no page can be a seed"
+            return
+        start = draw_seeds(corpus, min(50, usable), 0).pages
+        what = f"{len(start)} drawn seeds"
+    pages, depth = reachable(corpus, start)
+    crawlable = corpus.n_pages - len(corpus.heldout)
+    yield f"reachable  {pages:,} pages ({_share(pages, crawlable)} of those not held out) from {what}, at most {depth} links away"
+
+
+def reachable(corpus: Corpus, seeds: NDArray[np.uint32]) -> tuple[int, int]:
+    """(pages that can be reached without passing a held-out page, seeds included; the largest number of links to one)."""
+    met = corpus.heldout_mask[: corpus.n_pages].copy()
+    heldout = int(np.count_nonzero(met))
+    front = np.unique(seeds).astype(np.int64)
+    met[front] = True
+    depth = -1
+    while len(front):
+        depth += 1
+        found = []
+        for first in range(0, len(front), _BLOCK_PAGES):
+            _, targets = corpus.outlinks(front[first : first + _BLOCK_PAGES])
+            new = np.unique(targets[targets < corpus.n_pages]).astype(np.int64)
+            new = new[~met[new]]
+            met[new] = True
+            found.append(new)
+        front = np.sort(np.concatenate(found))
+    return int(np.count_nonzero(met)) - heldout, max(depth, 0)
+
+
+def _out_degrees(corpus: Corpus) -> tuple[NDArray[np.int64], int]:
+    offsets = np.load(corpus.artifact.file("links_offsets.npy"), mmap_mode="r")
+    degrees = np.diff(offsets).astype(np.int64)
+    return degrees, int(np.count_nonzero(degrees == 0))
+
+
+def _examples(corpus: Corpus) -> list[int]:
+    """Pages drawn by a hash of their number, so the same each time."""
+    drawn = {
+        int.from_bytes(hashlib.blake2b(f"example:{k}".encode(), digest_size=8).digest(), "big") % corpus.n_pages for k in range(EXAMPLES)
+    }
+    return sorted(drawn)
+
+
+def _count(artifact: Artifact, name: str) -> int:
+    return int(artifact.manifest["counts"].get(name, {}).get("value") or 0)
+
+
+def _top(counted: Counter[str], total: int) -> str:
+    ordered = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+    rest = f", {len(ordered) - TOP} others" if len(ordered) > TOP else ""
+    return ", ".join(f"{name} {_share(number, total)}" for name, number in ordered[:TOP]) + rest
+
+
+def _percentiles(values: NDArray[np.integer]) -> str:
+    found = np.percentile(np.asarray(values), _PERCENTILES)
+    return ", ".join(f"{name} {value:,.0f}" for name, value in zip(("min", "10%", "median", "90%", "99%", "max"), found, strict=True))
+
+
+def _bits(values: NDArray[np.integer], kinds: type[LinkFlag] | type[Signal]) -> str:
+    total = max(1, len(values))
+    counted = [(kind, int(np.count_nonzero(np.asarray(values) & int(kind)))) for kind in kinds]
+    return ", ".join(f"{_names(int(kind), kinds)} {number:,} ({_share(number, total)})" for kind, number in counted if number)
+
+
+def _names(value: int, kinds: type[LinkFlag] | type[Signal]) -> str:
+    return ", ".join(str(kind.name).lower() for kind in kinds if value & kind)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "0%"
+
+
+def _size(n_bytes: int) -> str:
+    value = float(n_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:,.0f} {unit}" if unit == "bytes" else f"{value:,.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def find_page(corpus: Corpus, wanted: str) -> int:
+    """A page by its URL, its page id, or the source's own id; -1 where the corpus has none of these."""
+    page = int(corpus.find([wanted])[0])
+    if page < 0 and wanted.isdigit() and int(wanted) < corpus.n_pages:
+        return int(wanted)
+    if page < 0 and "/" not in wanted:
+        return int(corpus.find_doc_ids([wanted])[0])
+    return page

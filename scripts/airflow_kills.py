@@ -1,0 +1,219 @@
+#!/usr/bin/env python
+"""Kills what runs a training under Airflow, one thing at a time, and says what became of it.
+
+    python scripts/airflow_kills.py [ROW ...]        about a quarter of an hour on two quiet cores
+
+Starts a server of its own (LocalExecutor, a free port, a temporary home) and for each row a run of the experiment `lasting`; while its
+model trains, something is killed. Prints a table: what was done, the task's final state and tries, how often the job was started, how many
+of its processes are left 30 s after its end. Exits with 1 where a row is not as wanted.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PROJECT = Path(__file__).resolve().parent.parent
+TASK = "random.train"
+API_GONE_S = 60
+HEARTBEAT_TIMEOUT_S = 20  # in the product 900: a supervisor that was killed is noticed after this time
+ENDS_WITHIN_S = 600
+GONE_WITHIN_S = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A thing to do during training, and what must come of it."""
+
+    name: str
+    what: str
+    state: str
+    starts: int
+    says: str = ""  # in the log of the first try
+
+
+ROWS = (
+    Row("task", "task process: SIGKILL", "success", 1),
+    Row("supervisor", "its supervisor: SIGKILL", "success", 1),
+    Row("scheduler", "scheduler: SIGKILL", "success", 1),
+    Row("api", f"api-server: SIGKILL, gone for {API_GONE_S} s", "success", 1),
+    Row("term", "task process: SIGTERM", "success", 2),
+    Row("failed", "marked failed", "failed", 1),
+    Row("clear", "cleared", "success", 2),
+    Row("memory", "the command: SIGKILL, as for want of memory", "success", 2, says="killed by signal 9"),
+)
+
+
+class Server:
+    """A server with a home, an artifact root and a port of its own."""
+
+    def __init__(self, place: Path, restart_after_s: float) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.home, self.root = place / "home", place / "artifacts"
+        environment = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
+        environment |= {
+            "CRAW4LLM_EXPERIMENTS": str(PROJECT / "tests" / "experiments"),
+            "CRAW4LLM_ROOT": str(self.root),
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+        }
+        command = [
+            sys.executable,
+            str(PROJECT / "scripts" / "airflow_server.py"),
+            "start",
+            "--home",
+            str(self.home),
+            "--port",
+            str(self.port),
+        ]
+        self.log = place / "server.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, "--restart-after", str(restart_after_s)], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        wait_for(lambda: "is ready" in self.log.read_text() or self.process.poll() is not None, 240)
+        if self.process.poll() is not None:
+            raise SystemExit(f"the server did not start:\n{self.log.read_text()}")
+        password = json.loads((self.home / "passwords.json").read_text())["admin"]
+        self.token = ""
+        self.token = self.call("POST", "/auth/token", {"username": "admin", "password": password})["access_token"]
+
+    def call(self, method: str, path: str, content: Any = None) -> Any:
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}, method=method)
+        if self.token:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def part(self, name: str) -> psutil.Process:
+        return psutil.Process(int(json.loads((self.home / "server.json").read_text())["parts"][name]["pid"]))
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(120)
+
+
+def run_row(row: Row, server: Server, tokens: int) -> tuple[bool, str]:
+    """Returns (as wanted, line of the table)."""
+    wait_for(lambda: any(d["dag_id"] == "lasting" for d in server.call("GET", "/api/v2/dags")["dags"]), 60)
+    before = set(server.root.glob("logs/jobs/lasting/*"))
+    run = server.call("POST", "/api/v2/dags/lasting/dagRuns", {"logical_date": None, "conf": {"train_tokens": tokens}})
+    path = f"/api/v2/dags/lasting/dagRuns/{urllib.parse.quote(run['dag_run_id'])}/taskInstances/{TASK}"
+
+    def task() -> dict[str, Any]:
+        with contextlib.suppress(OSError):
+            return dict(server.call("GET", path))
+        return {"state": "no answer"}
+
+    def folder() -> Path | None:
+        found = [f / TASK for f in server.root.glob("logs/jobs/lasting/*") if f not in before and (f / TASK / "0001" / "id.json").exists()]
+        return found[0] if found else None
+
+    job = wait_for(folder, 180)
+    wait_for(lambda: list(server.root.glob("train/.partial-*/states/*")), 120)  # a state is saved: training is under way
+    time.sleep(3)
+    ti = task()
+    did(row.name, server, path, ti, job)
+    done = wait_for(lambda: (t := task())["state"] in ("success", "failed") and t, ENDS_WITHIN_S)
+    time.sleep(0 if done["state"] == "success" else 1)
+    until = time.monotonic() + GONE_WITHIN_S
+    while (left := processes_of(job)) and time.monotonic() < until:
+        time.sleep(0.5)
+    starts = len(list(job.glob("[0-9]*")))
+    log = json.dumps(server.call("GET", f"{path}/logs/1?full_content=true")) if row.says else ""
+    wanted = done["state"] == row.state and starts == row.starts and not left and row.says in log
+    for process in left:
+        process.kill()
+    result = f"{row.what:<46} {done['state']:<8} tries {done['try_number']}  starts {starts}  left {len(left)}"
+    return wanted, result + ("" if wanted else f"   WANTED {row.state}, starts {row.starts}, left 0 {row.says}")
+
+
+def did(name: str, server: Server, path: str, ti: dict[str, Any], job: Path) -> None:
+    """What the row says."""
+    known = json.loads((job / "0001" / "id.json").read_text())
+    if name in ("task", "supervisor", "term"):
+        supervisor = next(p for p in psutil.process_iter() if ti["id"] in " ".join(cmdline(p)) and "LocalExecutor" in " ".join(cmdline(p)))
+        target = supervisor if name == "supervisor" else supervisor.children()[0]
+        target.send_signal(signal.SIGTERM if name == "term" else signal.SIGKILL)
+    elif name in ("scheduler", "api"):
+        server.part("api-server" if name == "api" else "scheduler").kill()
+    elif name == "failed":
+        server.call("PATCH", path, {"new_state": "failed"})
+    elif name == "clear":
+        dag, _, rest = path.partition("/dagRuns/")
+        content = {"dry_run": False, "task_ids": [TASK], "dag_run_id": urllib.parse.unquote(rest.partition("/")[0]), "only_failed": False}
+        server.call("POST", f"{dag}/clearTaskInstances", content)
+    else:
+        psutil.Process(known["pid"]).children()[0].kill()
+
+
+def processes_of(job: Path) -> list[psutil.Process]:
+    """Living processes that belong to any attempt of the job: the job's own, and all of its session."""
+    sessions = {json.loads(path.read_text())["pid"] for path in job.glob("*/id.json")}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def wait_for(true: Callable[[], Any], seconds: float) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := true()):
+        if time.monotonic() > until:
+            raise SystemExit(f"not within {seconds:.0f} s: {true}")
+        time.sleep(0.5)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"some of {', '.join(row.name for row in ROWS)} (default: all)")
+    parser.add_argument("--tokens", type=int, default=600_000, help="tokens of the training: it must last for the kill, some 40 s")
+    given = parser.parse_args()
+    rows = [row for row in ROWS if not given.rows or row.name in given.rows]
+    faults = 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    for alike, restart_after_s in (([r for r in rows if r.name != "api"], 1.0), ([r for r in rows if r.name == "api"], float(API_GONE_S))):
+        if not alike:
+            continue
+        with tempfile.TemporaryDirectory(prefix="craw4llm-kills-") as folder:
+            server = Server(Path(folder), restart_after_s)
+            try:
+                for number, row in enumerate(alike):
+                    wanted, line = run_row(row, server, given.tokens + 512 * number)
+                    faults += not wanted
+                    print(line, flush=True)
+            finally:
+                server.stop()
+    print(f"{len(rows)} rows, {faults} not as wanted")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Shards that are kept elsewhere: fetched into the artifact that they belong to, before the first step.
+
+    fetch_missing(tokens, "s3://bucket/artifacts", workers=4)
+
+The address is that of a copy of the artifact root: s3://, gs://, hf://, azure://, oci://, sftp:// (mosaicml-streaming's downloaders,
+each with the client library of its service) or a folder. An artifact that is to be completed has its manifest here; every other file of
+it may be missing. A file is fetched under another name, compared with the manifest's size and SHA-256, and renamed: two runs that want
+the same one do not meet, and a copy that is damaged or of another run is named before any work. Afterwards the artifact is as if it had
+been made here, so the order of the samples cannot differ.
+"""
+
+import os
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from craw4llm.artifact import Artifact
+from craw4llm.errors import ArtifactError, ConfigError
+from craw4llm.externals import sha256_file
+
+TIMEOUT_S = 600.0  # for one file
+
+
+def fetch_missing(artifact: Artifact, address: str, workers: int = 1) -> int:
+    """Fetches the files of the artifact's manifest that are not here; returns how many. An empty address fetches nothing.
+
+    Raises ConfigError for an address that no downloader serves, ArtifactError for a file that cannot be had or is not the manifest's.
+    """
+    missing = [entry for entry in artifact.manifest.get("files", ()) if not (artifact.path / entry["path"]).exists()]
+    if not address or not missing:
+        return 0
+    _downloader(address)  # before the threads, for the error
+    with ThreadPoolExecutor(max(1, workers), thread_name_prefix="fetch") as pool:
+        for _ in pool.map(lambda entry: _fetch(artifact, address, entry), missing):
+            pass
+    return len(missing)
+
+
+def _fetch(artifact: Artifact, address: str, entry: Mapping[str, Any]) -> None:
+    remote = f"{address.rstrip('/')}/{artifact.stage}/{artifact.fingerprint}/{entry['path']}"
+    final: Path = artifact.path / entry["path"]
+    partial = final.with_name(f".fetching-{uuid.uuid4().hex}-{final.name}")
+    try:
+        try:
+            _downloader(address).download(remote, str(partial), TIMEOUT_S)
+        except Exception as error:  # every service has its own
+            raise ArtifactError(
+                f"{remote} cannot be fetched ({type(error).__name__}: {error}); {final} is not here either: complete the copy, or run the "
+                "stage that makes it here"
+            ) from error
+        size, found = partial.stat().st_size, sha256_file(partial)
+        if size != entry["size_bytes"] or found != entry["sha256"]:
+            raise ArtifactError(
+                f"{remote} has {size} bytes and the SHA-256 {found[:12]}..., the manifest of {artifact.path} says {entry['size_bytes']} "
+                f"and {entry['sha256'][:12]}...: the copy is damaged or of another run; copy it anew"
+            )
+        os.replace(partial, final)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _downloader(address: str) -> Any:
+    from craw4llm.tokens.streaming_shim import streaming
+
+    streaming()
+    from streaming.base.storage.download import CloudDownloader
+
+    scheme = urlparse(address).scheme
+    try:
+        return CloudDownloader.get(address if scheme else None)
+    except ValueError as error:
+        raise ConfigError(
+            f"shards_from is {address!r}; expected a folder, or an address that begins with s3://, gs://, hf://, azure://, oci:// or sftp://"
+        ) from error
+    except ImportError as error:
+        raise ConfigError(f"shards_from is {address!r}, which needs the package {error.name}: pip install {error.name}") from error
