@@ -191,7 +191,7 @@ def test_several_nodes_meet_through_torchrun(slurm: LocalSlurm, tmp_path: Path, 
             stage="train",
         )
     )
-    assert ended(launcher, job_id, 90) == "succeeded"
+    assert ended(launcher, job_id, 240) == "succeeded"
     assert launcher.result(job_id).output == (f"sum 3 of 2 {awkward!r}",) * 2
     assert not (tmp_path / "never").exists()
 
