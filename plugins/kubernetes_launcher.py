@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import stage_job
-from launchers import STAGE_JOB, FolderLauncher, JobId, Outcome, Status, _json
+from launchers import STAGE_JOB, FolderLauncher, JobId, Outcome, Status, _json, for_torchrun
 from placement import PlacementError, options_of
 from slurm_launcher import may_go_on
 
@@ -276,7 +276,7 @@ def container(
         ranks = options.get("ranks-per-node", options.get("gpus"))
         if ranks is None:
             raise PlacementError(f"kubernetes: nodes is {nodes}; expected gpus or ranks-per-node beside it")
-        _, *rest = settings["command"]
+        _, rest = for_torchrun(settings["command"])
         everywhere = ["bash", "-c", ON_EVERY_POD, python, str(ranks), *rest]
         stage_job.write(folder / "settings.json", {**settings, "command": everywhere})
         start = ["bash", "-c", START_ONE_OF_MANY, *start[3:], *everywhere]

@@ -292,6 +292,14 @@ def launcher_named(name: str) -> Launcher:
     return LAUNCHERS[name]()
 
 
+def for_torchrun(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Python, and what torchrun is to start with it: `python -m craw4llm run ARGS` becomes `-m training.node ARGS`."""
+    python, *rest = command
+    if rest[:3] == ["-m", "craw4llm", "run"]:
+        rest = ["-m", "training.node", *(argument for argument in rest[3:] if not argument.startswith(("--ranks", "--jobs")))]
+    return python, rest
+
+
 @contextlib.contextmanager
 def _gate(folder: Path) -> Iterator[None]:
     """Held while an attempt is started: two tasks for one job come here one after the other."""

@@ -15,8 +15,10 @@ trap 'kill -TERM "$job" 2>/dev/null' TERM            # pre-emption, scancel
 "$python" -I -S "$stage_job" "$settings" &
 job=$!
 while kill -0 "$job" 2>/dev/null; do wait "$job"; done
-# Code 75: the stage was stopped and has saved. Out of time, it goes on in a next turn; one that cannot save would begin for ever.
-if [ -n "$limit" ] && grep -q '"code": 75' "$folder/exit.json" 2>/dev/null; then
+# Code 75: the stage was stopped and has saved. Out of time, it goes on in a next turn; one that cannot save would begin for ever. torchrun
+# hides the code, and starts nothing but training, which saves.
+if [ -n "$limit" ] && { grep -q '"code": 75' "$folder/exit.json" 2>/dev/null ||
+    { [ "$SLURM_NNODES" -gt 1 ] && grep -q '"stopped": "signal"' "$folder/exit.json" 2>/dev/null; }; }; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 300    # ended by the requeue
 fi
 grep -q '"code": 0,' "$folder/exit.json" 2>/dev/null

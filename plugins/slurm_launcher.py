@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import stage_job
-from launchers import STAGE_JOB, FolderLauncher, JobId, Outcome, Status, _json
+from launchers import STAGE_JOB, FolderLauncher, JobId, Outcome, Status, _json, for_torchrun
 from placement import PlacementError, options_of
 
 BATCH = Path(__file__).resolve().parent / "slurm_batch.sh"
@@ -78,7 +78,7 @@ class SlurmLauncher(FolderLauncher):
         if ranks is None:
             raise PlacementError(f"slurm: nodes is {nodes}; expected gpus-per-node or ranks-per-node beside it")
         ranks = str(ranks).rpartition(":")[2]  # "h100:8"
-        python, *rest = command
+        python, rest = for_torchrun(command)
         start = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "bash", "-c", ON_EVERY_NODE]
         return [*start, python, ranks, *rest]
 
