@@ -1,9 +1,11 @@
 #!/usr/bin/env python
 """The experiment `tiny` on a cluster of this machine, with deaths on the way; the digests must be those of the command line.
 
-    python scripts/cluster_trial.py celery [--folder build/trial]     two workers, queues `cpu` and `gpu`; a parts-heavy corpus; each worker killed once
-    python scripts/cluster_trial.py slurm                             stages as Slurm jobs; scancel, requeue, the worker killed while a job runs
-    python scripts/cluster_trial.py edge                              a worker that reaches the api-server alone; killed while a job runs
+    python scripts/cluster_trial.py celery [--quick]     two workers, queues `cpu` and `gpu`, each killed once; a corpus, scores and tokens in many parts
+    python scripts/cluster_trial.py slurm                stages as Slurm jobs; scancel, requeue, the worker killed while a job runs
+    python scripts/cluster_trial.py edge                 a worker that reaches the api-server alone; killed while a job runs
+
+--quick: the experiment `mini` of the tests (20 stages) in the place of `tiny` (76).
 
 Prints a table (what was done, final state of the run, starts of the job, tries of the task, processes left over, digests equal) and one JSON line.
 Exit code 0: as it should be; 1: a difference; 77: something is missing, which is named. Needs Debian's postgresql, redis-server (celery),
@@ -16,6 +18,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,8 +33,35 @@ import local_slurm
 from airflow_cluster import PROJECT, Cluster
 
 TINY = {"corpus": "synthetic", "pages": 100, "seed_count": 10, "batch_pages": 25, "vocab_size": 512, "train_tokens": 60_000}
-KILLED_TASK = "quality.equal_pages.train"  # long enough to be met while it runs
-RUN_WITHIN_S = 900.0
+MINI = {"web_pages": 1500, "pages": 100, "train_tokens": 120_000}
+PARTS = {"corpus": 24, "score": 12, "tokenize": 6}
+MET_WITHIN_S = 900.0
+RUN_WITHIN_S = 1800.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is run, and the tasks that something happens to."""
+
+    dag: str
+    settings: dict[str, Any]
+    crawl: str
+    train: str
+    other_train: str
+    environment: dict[str, str]
+
+
+def subject(quick: bool, folder: Path) -> Subject:
+    if not quick:
+        return Subject("tiny", TINY, "quality.crawl", "quality.equal_pages.train_r0", "random.equal_pages.train_r0", {})
+    place = folder / "experiments"
+    place.mkdir()
+    text = (PROJECT / "tests" / "experiments" / "mini.py").read_text()
+    (place / "mini.py").write_text(text)
+    (place / "parts_heavy.py").write_text(text.replace("def mini(", "def parts_heavy(").replace("replicates=1,", f"replicates=1, parts={PARTS},"))
+    return Subject(
+        "mini", MINI, "quality.crawl", "quality.equal_pages.train", "random.equal_fetches.train", {"CRAW4LLM_EXPERIMENTS": str(place)}
+    )
 
 
 @dataclasses.dataclass
@@ -45,54 +75,57 @@ class Row:
     wanted_starts: int | None = None
     tries: int | None = None
     orphans: int | None = None
+    job: tuple[str, Path] | None = None  # task, and the folder of its job's attempts
 
     @property
     def fine(self) -> bool:
         return self.state == self.wanted_state and self.starts == self.wanted_starts and not self.orphans
 
 
-def celery(folder: Path) -> list[Row]:
+def celery(folder: Path, of: Subject) -> list[Row]:
     placement = folder / "placement.toml"
     placement.write_text('[stages.train]\nqueue = "gpu"\n[stages.evaluate]\nqueue = "gpu"\n')
     rows = []
-    with Cluster(folder, executor="CeleryExecutor", environment={"CRAW4LLM_PLACEMENT": str(placement), **quick_heartbeats()}) as cluster:
+    with Cluster(folder, executor="CeleryExecutor", environment={"CRAW4LLM_PLACEMENT": str(placement), **of.environment, **quick_heartbeats()}) as cluster:
         said(f"healthy after {cluster.healthy_after_s:.0f} s")
         cluster.start_worker("cpu", queues="cpu", slots=3)
         cluster.start_worker("gpu", queues="gpu", slots=2)
-        run = cluster.trigger("tiny", TINY, "celery")
-        rows.append(kill_worker(cluster, "cpu", "quality.crawl", "tiny", run, queues="cpu", slots=3))
-        rows.append(kill_worker(cluster, "gpu", KILLED_TASK, "tiny", run, queues="gpu", slots=2))
-        state = cluster.wait_for_run("tiny", run, RUN_WITHIN_S)
-        rows.append(Row("tiny through two Celery workers", state, "success", orphans=len(left_over(folder))))
-        settle(rows, cluster, run)
+        run = cluster.trigger(of.dag, of.settings, "celery")
+        rows.append(kill_worker(cluster, "cpu", of.crawl, of.dag, run, queues="cpu", slots=3))
+        rows.append(kill_worker(cluster, "gpu", of.train, of.dag, run, queues="gpu", slots=2))
+        state = cluster.wait_for_run(of.dag, run, RUN_WITHIN_S)
+        rows.append(Row(f"{of.dag} through two Celery workers", state, "success", orphans=len(left_over(folder))))
+        settle(rows, cluster, of.dag, run)
+        if of.dag == "mini":
+            rows += in_parts(cluster, of)
         listening = beyond_loopback(cluster)
         rows.append(Row("ports beyond loopback", ", ".join(listening) or "none", "none"))
     return rows
 
 
-def slurm(folder: Path) -> list[Row]:
+def slurm(folder: Path, of: Subject) -> list[Row]:
     rows = []
     short = Path(tempfile.mkdtemp(prefix="slurm-"))  # sockets have short names
     placement = folder / "placement.toml"
     placement.write_text('[stages.default]\nlauncher = "slurm"\n[slurm.default]\ncpus-per-task = 1\nmem = "1000M"\n')
     try:
         with local_slurm.LocalSlurm(short, nodes=1) as cluster_of_jobs:
-            environment = {"CRAW4LLM_PLACEMENT": str(placement), **cluster_of_jobs.environment, **quick_heartbeats()}
+            environment = {"CRAW4LLM_PLACEMENT": str(placement), **cluster_of_jobs.environment, **of.environment, **quick_heartbeats()}
             with Cluster(folder, executor="LocalExecutor", environment=environment) as cluster:
                 said(f"healthy after {cluster.healthy_after_s:.0f} s")
-                run = cluster.trigger("tiny", TINY, "slurm")
-                for task, what in (("quality.crawl", "scontrol requeue"), ("random.equal_pages.train", "scancel"), (KILLED_TASK, "worker")):
-                    rows.append(disturb_slurm(cluster, cluster_of_jobs, what, task, run))
-                state = cluster.wait_for_run("tiny", run, RUN_WITHIN_S)
-                rows.append(Row("tiny, every stage a Slurm job", state, "success", orphans=len(left_over(folder))))
-                settle(rows, cluster, run)
+                run = cluster.trigger(of.dag, of.settings, "slurm")
+                for task, what in ((of.crawl, "scontrol requeue"), (of.train, "worker"), (of.other_train, "scancel")):
+                    rows.append(disturb_slurm(cluster, cluster_of_jobs, what, task, of.dag, run))
+                state = cluster.wait_for_run(of.dag, run, RUN_WITHIN_S)
+                rows.append(Row(f"{of.dag}, every stage a Slurm job", state, "success", orphans=len(left_over(folder))))
+                settle(rows, cluster, of.dag, run)
                 rows.append(Row("jobs left in the queue", str(len(cluster_of_jobs.ask("squeue", "-h").split())), "0"))
     finally:
         shutil.rmtree(short, ignore_errors=True)
     return rows
 
 
-def edge(folder: Path) -> list[Row]:
+def edge(folder: Path, of: Subject) -> list[Row]:
     rows = []
     placement = folder / "placement.toml"
     placement.write_text('[stages.train]\nqueue = "gpu"\nexecutor = "EdgeExecutor"\n')
@@ -101,6 +134,7 @@ def edge(folder: Path) -> list[Row]:
         "AIRFLOW__EDGE__API_ENABLED": "True",
         "AIRFLOW__EDGE__JOB_POLL_INTERVAL": "1",
         "AIRFLOW__EDGE__HEARTBEAT_INTERVAL": "5",
+        **of.environment,
         **quick_heartbeats(),
     }
     executor = "LocalExecutor,EdgeExecutor:airflow.providers.edge3.executors.EdgeExecutor"
@@ -110,16 +144,15 @@ def edge(folder: Path) -> list[Row]:
         said(f"healthy after {cluster.healthy_after_s:.0f} s")
         box = {"CRAW4LLM_ROOT": str(cluster.root)}
         cluster.start_edge_worker("gpubox", queues="gpu", slots=2, environment=box)
-        run = cluster.trigger("tiny", TINY, "edge")
-        found = running_job(cluster, "tiny", run, KILLED_TASK)
+        run = cluster.trigger(of.dag, of.settings, "edge")
+        found = running_job(cluster, of.dag, run, of.train)
         cluster.end("worker-gpubox", kill=True)
-        said(f"killed the edge worker while {KILLED_TASK} ran")
+        said(f"killed the edge worker while {of.train} ran")
         cluster.start_edge_worker("gpubox2", queues="gpu", slots=2, environment=box)
-        rows.append(Row(f"kill -9 of the edge worker in {KILLED_TASK}", "", "success", starts=0, wanted_starts=1))
-        rows[-1].__dict__["task"], rows[-1].__dict__["folder"] = KILLED_TASK, found.parent
-        state = cluster.wait_for_run("tiny", run, RUN_WITHIN_S)
-        rows.append(Row("tiny, its training on an edge worker", state, "success", orphans=len(left_over(folder))))
-        settle(rows, cluster, run)
+        rows.append(Row(f"kill -9 of the edge worker in {of.train}", "", "success", starts=0, wanted_starts=1, job=(of.train, found.parent)))
+        state = cluster.wait_for_run(of.dag, run, RUN_WITHIN_S)
+        rows.append(Row(f"{of.dag}, its training on an edge worker", state, "success", orphans=len(left_over(folder))))
+        settle(rows, cluster, of.dag, run)
     return rows
 
 
@@ -136,13 +169,28 @@ def kill_worker(cluster: Cluster, name: str, task: str, dag: str, run: str, **wo
     said(f"killed the worker {name} while {task} ran")
     time.sleep(2)
     cluster.start_worker(name, **worker)
-    row = Row(f"kill -9 of the worker `{name}` in {task}", "", "success", starts=0, wanted_starts=1)
-    row.__dict__["task"], row.__dict__["folder"] = task, found.parent
-    return row
+    return Row(f"kill -9 of the worker `{name}` in {task}", "", "success", starts=0, wanted_starts=1, job=(task, found.parent))
 
 
-def disturb_slurm(cluster: Cluster, jobs: local_slurm.LocalSlurm, what: str, task: str, run: str) -> Row:
-    found = running_job(cluster, "tiny", run, task)
+def in_parts(cluster: Cluster, of: Subject) -> list[Row]:
+    """The same chain with corpus, scores and tokens made in parts: mapped tasks on both workers, the same digests."""
+    shutil.move(cluster.root, cluster.root.with_name("whole"))
+    cluster.root.mkdir()
+    run = cluster.trigger("parts_heavy", of.settings, "celery")
+    state = cluster.wait_for_run("parts_heavy", run, RUN_WITHIN_S)
+    mapped = [entry for entry in cluster.tasks("parts_heavy", run) if entry["map_index"] >= 0]
+    rows = [Row(f"the chain in {len(mapped)} parts", state, "success")]
+    whole, parts = digests(cluster.root.with_name("whole")), digests(cluster.root)
+    report = {name for name in (*whole, *parts) if name.startswith("report/")}  # its title is the experiment's
+    same = all(parts.get(name) == digest for name, digest in whole.items() if name not in report)
+    rows.append(Row("digests of the chain in parts", "equal" if same and len(whole) == len(parts) else "differ", "equal"))
+    shutil.rmtree(cluster.root)
+    shutil.move(cluster.root.with_name("whole"), cluster.root)
+    return rows
+
+
+def disturb_slurm(cluster: Cluster, jobs: local_slurm.LocalSlurm, what: str, task: str, dag: str, run: str) -> Row:
+    found = running_job(cluster, dag, run, task)
     number = str(json.loads((found / "id.json").read_text())["slurm_job"])
     if what == "worker":
         task_process(cluster, task).kill()
@@ -150,14 +198,13 @@ def disturb_slurm(cluster: Cluster, jobs: local_slurm.LocalSlurm, what: str, tas
         jobs.ask(*what.split(), number)
     said(f"{what} while {task} ran as Slurm job {number}")
     # a cancelled job is a failure, and the next try starts another; a requeued one is the same job
-    row = Row(f"{what.replace('worker', 'kill -9 of its Airflow worker')} in {task}", "", "success", starts=0, wanted_starts=2 if what == "scancel" else 1)
-    row.__dict__["task"], row.__dict__["folder"] = task, found.parent
-    return row
+    name = "kill -9 of its Airflow worker" if what == "worker" else what
+    return Row(f"{name} in {task}", "", "success", starts=0, wanted_starts=2 if what == "scancel" else 1, job=(task, found.parent))
 
 
 def running_job(cluster: Cluster, dag: str, run: str, task: str) -> Path:
     """The folder of the attempt, once its command runs and its id is known to the task."""
-    until = time.monotonic() + 400
+    until = time.monotonic() + MET_WITHIN_S
     while time.monotonic() < until:
         for path in (cluster.root / "logs" / "jobs").glob(f"{dag}/*/{task}/0001/job.json"):
             if not (path.parent / "exit.json").exists() and (path.parent / "owner").exists():
@@ -180,16 +227,16 @@ def task_process(cluster: Cluster, task: str) -> psutil.Process:
     raise RuntimeError(f"no process of Airflow holds the log of {task}")
 
 
-def settle(rows: list[Row], cluster: Cluster, run: str) -> None:
-    """Final state, tries and starts of the tasks that were met by something."""
-    found = {entry["task_id"]: entry for entry in cluster.tasks("tiny", run)}
+def settle(rows: list[Row], cluster: Cluster, dag: str, run: str) -> None:
+    """Final state, tries and starts of the tasks that something happened to."""
+    found = {entry["task_id"]: entry for entry in cluster.tasks(dag, run)}
     for row in rows:
-        if task := row.__dict__.get("task"):
-            row.state = str(found[task]["state"])
-            row.tries = int(found[task]["try_number"])
-            row.starts = len([p for p in row.__dict__["folder"].iterdir() if p.name.isdigit()])
+        if row.job is not None:
+            task, folder = row.job
+            row.state, row.tries = str(found[task]["state"]), int(found[task]["try_number"])
+            row.starts = len([p for p in folder.iterdir() if p.name.isdigit()])
     if any(entry["state"] not in ("success", "skipped") for entry in found.values()):
-        said(f"tasks: {states(cluster, 'tiny', run)}")
+        said(f"tasks: {states(cluster, dag, run)}")
 
 
 def states(cluster: Cluster, dag: str, run: str) -> dict[str, str]:
@@ -223,10 +270,10 @@ def quick_heartbeats() -> dict[str, str]:
 # --- the command line, and the table
 
 
-def by_hand(folder: Path) -> dict[str, str]:
-    settings = [part for name, value in TINY.items() for part in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "craw4llm", "run", "tiny", *settings, "--root", str(folder / "by-hand")]
-    done = subprocess.run(command, cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False)
+def by_hand(folder: Path, of: Subject) -> dict[str, str]:
+    settings = [part for name, value in of.settings.items() for part in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "craw4llm", "run", of.dag, *settings, "--root", str(folder / "by-hand")]
+    done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **of.environment, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the command line failed: {done.stderr[-2000:]}")
     return digests(folder / "by-hand")
@@ -254,6 +301,7 @@ def said(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trial", choices=sorted(TRIALS))
+    parser.add_argument("--quick", action="store_true", help="a smaller experiment")
     parser.add_argument("--folder", type=Path, default=None, help="empty or absent; kept where given (default: a temporary one)")
     given = parser.parse_args()
     lacking = airflow_cluster.missing(celery=given.trial == "celery") + (local_slurm.missing() if given.trial == "slurm" else [])
@@ -263,10 +311,12 @@ def main() -> int:
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="craw4llm-trial-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     try:
-        rows = TRIALS[given.trial](folder)
+        of = subject(given.quick, folder)
+        rows = TRIALS[given.trial](folder, of)
         said("the same by the command line")
-        wanted, made = by_hand(folder), digests(folder / "artifacts")
+        wanted, made = by_hand(folder, of), digests(folder / "artifacts")
         differing = [name for name in wanted if made.get(name) != wanted[name]]
         same = f"equal ({len(wanted)})" if not differing and set(made) == set(wanted) else f"differ: {', '.join(differing) or 'more or fewer'}"
         rows.append(Row("digests and those of the command line", same, f"equal ({len(wanted)})"))
