@@ -50,7 +50,8 @@ def find(fingerprint: str, root: Path, stage: str) -> Artifact:
 
 
 def named(names: Sequence[str], root: Path) -> list[Artifact]:
-    """Finished artifacts that the runs of an experiment reach or whose fingerprint begins so, by stage and fingerprint; all without names."""
+    """Finished artifacts that the runs of an experiment reach or whose fingerprint begins so, by stage and fingerprint; all without
+    names."""
     chosen = {}
     for name in names or ("",):
         runs = read_index(root / "index" / f"{name}.json") if name else []

@@ -7,8 +7,8 @@ A copy lies where the artifact lies in the root, `<address>/<stage>/<fingerprint
 manifest is complete. What is pulled is compared with the manifest, file by file, and then renamed into the root as a stage's own work would
 be. `pull(..., manifests_only=True)` brings the manifest alone: a machine that trains fetches the shards it lacks with `run --shards-from`.
 
-Addresses: a folder, s3:// (package s3fs), gs:// (gcsfs), az:// (adlfs) and what else fsspec knows. Credentials and endpoint are the client library's
-own: AWS_PROFILE, AWS_ENDPOINT_URL and so on; an address that holds a password is refused. Nothing is deleted there.
+Addresses: a folder, s3:// (package s3fs), gs:// (gcsfs), az:// (adlfs) and what else fsspec knows. Credentials and endpoint are the client
+library's own: AWS_PROFILE, AWS_ENDPOINT_URL and so on; an address that holds a password is refused. Nothing is deleted there.
 """
 
 import json
@@ -30,15 +30,16 @@ Say = Callable[[str], None]
 
 
 def push(artifact: Artifact, address: str, say: Say = print) -> int:
-    """Copies a finished artifact. Returns the bytes sent: 0 where it is there. Raises ArtifactError where another one has its name there."""
+    """Copies a finished artifact. Returns the bytes sent: 0 where it is there. Raises ArtifactError where another one has its name
+    there."""
     fs, base = _place(address)
     folder = f"{base}/{artifact.stage}/{artifact.fingerprint}"
     there = _manifest(fs, f"{folder}/{MANIFEST}")
     if there is not None:
         if there["digest"] != artifact.digest:
             raise ArtifactError(
-                f"{address}/{artifact.stage}/{artifact.fingerprint} has the digest {there['digest'][:12]}..., this one {artifact.digest[:12]}...: "
-                "made by another version or machine; push to another address, or delete the copy"
+                f"{folder} has the digest {there['digest'][:12]}..., this artifact {artifact.digest[:12]}...: made by another "
+                "version or machine; push to another address, or delete the copy"
             )
         say(f"{artifact.stage} {artifact.fingerprint}: is there")
         return 0
@@ -59,7 +60,9 @@ def pull(stage: str, fingerprint: str, address: str, store: Store, *, manifests_
             return found
         manifest = _manifest(fs, f"{folder}/{MANIFEST}")
         if manifest is None:
-            raise ArtifactError(f"{address}/{stage}/{fingerprint} has no manifest: it was never pushed there, or not to its end; push it again")
+            raise ArtifactError(
+                f"{address}/{stage}/{fingerprint} has no manifest: it was never pushed there, or not to its end; push it again"
+            )
         final = store.path(stage, fingerprint)
         final.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".pulled-{fingerprint}-", dir=final.parent))
@@ -149,7 +152,9 @@ def _place(address: str) -> tuple[Any, str]:
         raise ConfigError("mirror needs the package fsspec: pip install -r requirements/clusters.txt") from error
     url = urlsplit(address)
     if url.password or "@" in url.netloc:
-        raise ConfigError("mirror: the address holds a password; expected s3://BUCKET/FOLDER, and credentials where the client library looks for them")
+        raise ConfigError(
+            "mirror: the address holds a password; expected s3://BUCKET/FOLDER, and credentials where the client library looks for them"
+        )
     try:
         fs, path = fsspec.core.url_to_fs(address.rstrip("/"))
     except (ImportError, ValueError) as error:
@@ -157,7 +162,7 @@ def _place(address: str) -> tuple[Any, str]:
     return fs, path
 
 
-class _errors:  # noqa: N801
+class _errors:
     """Names the place where a client library failed; each has exceptions of its own."""
 
     def __init__(self, where: str) -> None:
@@ -168,4 +173,6 @@ class _errors:  # noqa: N801
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, ArtifactError | ConfigError | StorageError):
-            raise StorageError(f"{self.where}: {type(error).__name__}: {error}; check the address, the credentials and the network") from error
+            raise StorageError(
+                f"{self.where}: {type(error).__name__}: {error}; check the address, the credentials and the network"
+            ) from error

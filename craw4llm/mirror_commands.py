@@ -42,7 +42,9 @@ def pull(names: tuple[str, ...], source: str, manifests_only: bool, kind: tuple[
 
     manifests = [m for m in mirror.listed(source) if (not kind or m["stage"] in kind) and (not names or m["fingerprint"].startswith(names))]
     if names and not manifests:
-        raise ArtifactError(f"{source} has no complete copy of {', '.join(names)}; `craw4llm mirror list --from {source}` names what it has")
+        raise ArtifactError(
+            f"{source} has no complete copy of {', '.join(names)}; `craw4llm mirror list --from {source}` names what it has"
+        )
     for manifest in manifests:
         mirror.pull(manifest["stage"], manifest["fingerprint"], source, Store(root), manifests_only=manifests_only, say=click.echo)
     click.echo(f"{len(manifests)} artifacts are in {root}")

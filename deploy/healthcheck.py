@@ -1,7 +1,7 @@
 """Exit code 0 where a part of Airflow is well: `python healthcheck.py api-server|scheduler|dag_processor|triggerer|worker`.
 
-What the api-server knows of the others' heartbeats is asked over HTTP, which is cheap; Airflow's own commands take 5 s of a processor each time.
-A worker is asked itself, through the broker. Standard library only, but for the worker.
+What the api-server knows of the others' heartbeats is asked over HTTP, which is cheap; Airflow's own commands take 5 s of a processor each
+time. A worker is asked itself, through the broker. Standard library only, but for the worker.
 """
 
 import json

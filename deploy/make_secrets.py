@@ -27,7 +27,9 @@ def main() -> None:
         return
     if there:
         missing = ", ".join(folder.name for folder in folders if folder not in there)
-        sys.exit(f"secrets: {missing} is missing, the others are there: they belong together. Put it back from your back-up, or delete all.")
+        sys.exit(
+            f"secrets: {missing} is missing, the others are there: they belong together. Put it back from your back-up, or delete all."
+        )
     postgres, redis = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     database = os.environ.get("POSTGRES_ADDRESS", "postgres:5432")
     broker = os.environ.get("REDIS_ADDRESS", "redis:6379")

@@ -1,18 +1,21 @@
 """The launcher `kubernetes`: a stage's job is a Kubernetes Job. See plugins/launchers.py for the interface.
 
-    submit     a Job of one pod, or an indexed Job of several with a headless Service, by which they find the first; stage_job.py runs in the
+    submit     a Job of one pod, or an indexed Job of several with a headless Service, by which they find the first; stage_job.py runs in
+               the
                first pod. The job's folder lies on a volume that Airflow's pods and these share, under the same path
     status     the exit record first; while there is none, or the pod was evicted, what the Job and its pods say
     release, cancel    by the files in the folder; a Job whose pod does not run yet is deleted
 
-The Job's name is made from its folder: where its id was lost with the task, the next `submit` finds it there (409), and there is one. An evicted
-or pre-empted pod of a one-pod Job is replaced by Kubernetes, and the stage goes on from what it saved: that is no failure (podFailurePolicy). One of
-several pods that dies ends them all, and Airflow's next try starts them again. The log is read from the folder, not through the API.
+The Job's name is made from its folder: where its id was lost with the task, the next `submit` finds it there (409), and there is one. An
+evicted or pre-empted pod of a one-pod Job is replaced by Kubernetes, and the stage goes on from what it saved: that is no failure
+(podFailurePolicy). One of several pods that dies ends them all, and Airflow's next try starts them again. The log is read from the folder,
+not through the API.
 
-Options by kind of stage (placement.py): image, namespace, service-account, volumes (claim -> path), cpu, memory, gpus, gpu-resource (nvidia.com/gpu),
-shared-memory (/dev/shm), nodes (pods), ranks-per-node (default: gpus), node-selector, tolerations, priority-class, queue-name (Kueue), env (name -> value),
-env-from-secret, image-pull-secrets, user (uid, default 50000), keep-s (how long a finished Job stays to be looked at, default 3600).
-Values of Airflow's own environment are not passed on: they may be secrets, and a Job's definition is no place for them.
+Options by kind of stage (placement.py): image, namespace, service-account, volumes (claim -> path), cpu, memory, gpus, gpu-resource
+(nvidia.com/gpu), shared-memory (/dev/shm), nodes (pods), ranks-per-node (default: gpus), node-selector, tolerations, priority-class,
+queue-name (Kueue), env (name -> value), env-from-secret, image-pull-secrets, user (uid, default 50000), keep-s (how long a finished Job
+stays to be looked at, default 3600). Values of Airflow's own environment are not passed on: they may be secrets, and a Job's definition is
+no place for them.
 """
 
 import dataclasses
@@ -33,8 +36,31 @@ ASK_EVERY_S = 2.0
 REQUEST_TIMEOUT_S = 30.0
 GRACE_S = 60  # from SIGTERM to SIGKILL of a pod; stage_job.py needs 20 of them
 OPTIONS = {
-    *("image", "namespace", "service-account", "volumes", "cpu", "memory", "gpus", "gpu-resource", "shared-memory", "nodes", "ranks-per-node"),
-    *("node-selector", "tolerations", "priority-class", "queue-name", "env", "env-from-secret", "image-pull-secrets", "user", "keep-s", "python"),
+    *(
+        "image",
+        "namespace",
+        "service-account",
+        "volumes",
+        "cpu",
+        "memory",
+        "gpus",
+        "gpu-resource",
+        "shared-memory",
+        "nodes",
+        "ranks-per-node",
+    ),
+    *(
+        "node-selector",
+        "tolerations",
+        "priority-class",
+        "queue-name",
+        "env",
+        "env-from-secret",
+        "image-pull-secrets",
+        "user",
+        "keep-s",
+        "python",
+    ),
 }
 PASSED = ("CRAW4LLM_", "NCCL_", "TORCH_", "OMP_", "PYTHONPATH", "PYTHONUNBUFFERED")  # of Airflow's environment, none of them secret
 # The record of a time before, when Kubernetes stopped the pod; then the job. All paths are arguments.
@@ -209,7 +235,9 @@ def objects(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any
         subdomain=name if nodes > 1 else None,
         service_account_name=options.get("service-account"),
         automount_service_account_token=False,
-        security_context=client.V1PodSecurityContext(run_as_user=int(options.get("user", 50000)), run_as_group=0, run_as_non_root=True, fs_group=0),
+        security_context=client.V1PodSecurityContext(
+            run_as_user=int(options.get("user", 50000)), run_as_group=0, run_as_non_root=True, fs_group=0
+        ),
         node_selector=options.get("node-selector"),
         tolerations=[client.V1Toleration(**toleration) for toleration in options.get("tolerations", [])] or None,
         priority_class_name=options.get("priority-class"),
@@ -222,20 +250,27 @@ def objects(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any
                 for number, claim in enumerate(options.get("volumes", {}))
             ),
             client.V1Volume(
-                name="shared-memory", empty_dir=client.V1EmptyDirVolumeSource(medium="Memory", size_limit=options.get("shared-memory", "1Gi"))
+                name="shared-memory",
+                empty_dir=client.V1EmptyDirVolumeSource(medium="Memory", size_limit=options.get("shared-memory", "1Gi")),
             ),
         ],
     )
-    # A pod that was evicted or pre-empted is replaced, as often as need be; one whose stage failed ends the Job. Of several pods none is replaced
-    # alone: the others would wait for it in vain.
-    rules = [client.V1PodFailurePolicyRule(action="FailJob", on_exit_codes=client.V1PodFailurePolicyOnExitCodesRequirement(operator="NotIn", values=[0]))]
+    # A pod that was evicted or pre-empted is replaced, as often as need be; one whose stage failed ends the Job. Of several pods none is
+    # replaced alone: the others would wait for it in vain.
+    rules = [
+        client.V1PodFailurePolicyRule(
+            action="FailJob", on_exit_codes=client.V1PodFailurePolicyOnExitCodesRequirement(operator="NotIn", values=[0])
+        )
+    ]
     if nodes == 1:
         pattern = client.V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
         rules.insert(0, client.V1PodFailurePolicyRule(action="Ignore", on_pod_conditions=[pattern]))
     job = client.V1Job(
         api_version="batch/v1",
         kind="Job",
-        metadata=client.V1ObjectMeta(name=name, namespace=namespace, labels=_queued(labels, options), annotations={"craw4llm/folder": str(folder)}),
+        metadata=client.V1ObjectMeta(
+            name=name, namespace=namespace, labels=_queued(labels, options), annotations={"craw4llm/folder": str(folder)}
+        ),
         spec=client.V1JobSpec(
             template=client.V1PodTemplateSpec(metadata=client.V1ObjectMeta(labels=labels), spec=pod),
             backoff_limit=0,
@@ -291,11 +326,16 @@ def container(
         command=start,
         working_dir=settings["cwd"],
         env=[client.V1EnvVar(name=key, value=str(value)) for key, value in sorted(plain.items())],
-        env_from=[client.V1EnvFromSource(secret_ref=client.V1SecretEnvSource(name=options["env-from-secret"]))] if options.get("env-from-secret") else None,
+        env_from=[client.V1EnvFromSource(secret_ref=client.V1SecretEnvSource(name=options["env-from-secret"]))]
+        if options.get("env-from-secret")
+        else None,
         resources=client.V1ResourceRequirements(requests={**requests, **gpus} or None, limits={**limits, **gpus} or None),
         security_context=client.V1SecurityContext(allow_privilege_escalation=False, capabilities=client.V1Capabilities(drop=["ALL"])),
         volume_mounts=[
-            *(client.V1VolumeMount(name=f"volume-{number}", mount_path=path) for number, path in enumerate(options.get("volumes", {}).values())),
+            *(
+                client.V1VolumeMount(name=f"volume-{number}", mount_path=path)
+                for number, path in enumerate(options.get("volumes", {}).values())
+            ),
             client.V1VolumeMount(name="shared-memory", mount_path="/dev/shm"),
         ],
     )
@@ -319,7 +359,12 @@ def describe(job: Any, pods: list[Any]) -> dict[str, Any]:
         state, text = "waiting", "Suspended" if job.spec.suspend else "Pending"
         waiting = [c.state.waiting.reason for pod in pods for c in (pod.status.container_statuses or []) if c.state and c.state.waiting]
         notes += [reason for reason in waiting if reason]
-        notes += [c.message for pod in pods for c in (pod.status.conditions or []) if c.type == "PodScheduled" and c.status == "False" and c.message]
+        notes += [
+            c.message
+            for pod in pods
+            for c in (pod.status.conditions or [])
+            if c.type == "PodScheduled" and c.status == "False" and c.message
+        ]
     more = "; ".join(dict.fromkeys(note for note in notes if note))
     return {"state": state, "text": f"{text} ({more})" if more else text, "out_of_memory": out_of_memory}
 

@@ -209,7 +209,13 @@ class FolderLauncher:
         known = self.find(folder) if settings else None
         if settings is None or known is None:
             return None
-        job_id = {"launcher": self.name, "folder": str(folder), "generation": settings.get("generation", 0), "tag": settings.get("tag", ""), **known}
+        job_id = {
+            "launcher": self.name,
+            "folder": str(folder),
+            "generation": settings.get("generation", 0),
+            "tag": settings.get("tag", ""),
+            **known,
+        }
         stage_job.write(folder / "id.json", job_id)
         return job_id
 

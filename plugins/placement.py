@@ -1,4 +1,5 @@
-"""Where each kind of stage runs, from one file: $CRAW4LLM_PLACEMENT, a TOML file. Without it every stage runs on the worker that has its task.
+"""Where each kind of stage runs, from one file: $CRAW4LLM_PLACEMENT, a TOML file. Without it every stage runs on the worker that has its
+task.
 
     [stages.default]                  # what a kind of stage does not say itself
     launcher = "local"                # local, slurm or kubernetes (plugins/launchers.py)

@@ -5,13 +5,13 @@
     release, cancel    by the files in the folder; a job that still waits in the queue is taken out of it with scancel
 
 The job's id is stored before `submit` returns, and the job's name is made from its folder: where the id was lost with the task, the next
-`submit` finds the job by its name. Pre-emption, a lost node, `scontrol requeue` and the time limit put the same job into the queue again: that
-is no failure, it runs on from what it saved, under the same id. `scancel` is one; Airflow tries again then, as after any failure: mark the
-task failed to end it for good.
+`submit` finds the job by its name. Pre-emption, a lost node, `scontrol requeue` and the time limit put the same job into the queue again:
+that is no failure, it runs on from what it saved, under the same id. `scancel` is one; Airflow tries again then, as after any failure:
+mark the task failed to end it for good.
 
-Options by kind of stage are those of sbatch (placement.py): `partition = "gpu"`, `gpus-per-node = 8`, `time = "2-00:00:00"`, `exclusive = true`.
-With `nodes` above 1 the command is started by torchrun on every node, `ranks-per-node` processes each (default: gpus-per-node), which meet on the
-first node. `save-before-limit` (120 s): how long before the time limit the job saves and queues again.
+Options by kind of stage are those of sbatch (placement.py): `partition = "gpu"`, `gpus-per-node = 8`, `time = "2-00:00:00"`, `exclusive =
+true`. With `nodes` above 1 the command is started by torchrun on every node, `ranks-per-node` processes each (default: gpus-per-node),
+which meet on the first node. `save-before-limit` (120 s): how long before the time limit the job saves and queues again.
 """
 
 import dataclasses
@@ -36,7 +36,21 @@ ASK_EVERY_S = 2.0  # one task asks the controller no more often; the exit record
 CLIENT_TIMEOUT_S = 60.0
 STOPPED = 75  # exit code of a stage that was stopped and has saved
 OWN_OPTIONS = ("ranks-per-node", "save-before-limit")
-RESERVED = ("job-name", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "export", "chdir", "parsable", "array", "wrap", "comment")
+RESERVED = (
+    "job-name",
+    "output",
+    "error",
+    "open-mode",
+    "requeue",
+    "no-requeue",
+    "signal",
+    "export",
+    "chdir",
+    "parsable",
+    "array",
+    "wrap",
+    "comment",
+)
 # Its own arguments reach the command as they are; the addresses are Slurm's.
 ON_EVERY_NODE = (
     'exec "$0" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node="$1" '
@@ -79,7 +93,16 @@ class SlurmLauncher(FolderLauncher):
             raise PlacementError(f"slurm: nodes is {nodes}; expected gpus-per-node or ranks-per-node beside it")
         ranks = str(ranks).rpartition(":")[2]  # "h100:8"
         python, rest = for_torchrun(command)
-        start = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "bash", "-c", ON_EVERY_NODE]
+        start = [
+            "srun",
+            f"--nodes={nodes}",
+            f"--ntasks={nodes}",
+            "--ntasks-per-node=1",
+            "--kill-on-bad-exit=1",
+            "bash",
+            "-c",
+            ON_EVERY_NODE,
+        ]
         return [*start, python, ranks, *rest]
 
     def find(self, folder: Path) -> JobId | None:
@@ -124,7 +147,9 @@ class SlurmLauncher(FolderLauncher):
         outcome = super().result(job_id)
         word = self._word(job_id, now=True) or {}
         out_of_memory = outcome.out_of_memory or word.get("JobState") == "OUT_OF_MEMORY"
-        return dataclasses.replace(outcome, out_of_memory=out_of_memory, scheduler=f"slurm job {job_id['slurm_job']}: {describe(word)}" if word else "")
+        return dataclasses.replace(
+            outcome, out_of_memory=out_of_memory, scheduler=f"slurm job {job_id['slurm_job']}: {describe(word)}" if word else ""
+        )
 
     def _leave_queue(self, job_id: JobId) -> None:
         """A job that waits has no process that could see the files; one that runs ends itself."""
@@ -165,7 +190,8 @@ class SlurmLauncher(FolderLauncher):
 
 
 def may_go_on(record: Mapping[str, Any]) -> bool:
-    """Whether an exit record tells of an end that may be Slurm's doing: it signals the command and stage_job.py at once, and either may be first."""
+    """Whether an exit record tells of an end that may be Slurm's doing: it signals the command and stage_job.py at once, and either may be
+    first."""
     return record["stopped"] == "signal" or (not record["stopped"] and (record["code"] == STOPPED or record["signal"] is not None))
 
 

@@ -1,12 +1,13 @@
-"""Airflow as on several machines, on this one: PostgreSQL, Redis, api-server, scheduler, dag-processor, triggerer, workers. For trials and tests.
+"""Airflow as on several machines, on this one: PostgreSQL, Redis, api-server, scheduler, dag-processor, triggerer, workers. For trials and
+tests.
 
     with Cluster(folder, executor="CeleryExecutor") as cluster:
         cluster.start_worker("cpu", queues="cpu", slots=2)
         run = cluster.trigger("tiny", {"corpus": "synthetic"})
         cluster.wait_for_run("tiny", run, seconds=600)
 
-PostgreSQL and Redis are Debian's, with data, ports and passwords of their own in `folder`. All listens on 127.0.0.1; the log servers are off. The
-settings are deploy/airflow.env, those of docker-compose.yaml. Everything that was started is ended by its process id.
+PostgreSQL and Redis are Debian's, with data, ports and passwords of their own in `folder`. All listens on 127.0.0.1; the log servers are
+off. The settings are deploy/airflow.env, those of docker-compose.yaml. Everything that was started is ended by its process id.
 """
 
 import contextlib
@@ -66,9 +67,7 @@ class Cluster:
     executor: Airflow's. environment: further variables for all of Airflow's parts. root: the artifact root.
     """
 
-    def __init__(
-        self, folder: Path, *, executor: str, environment: dict[str, str] | None = None, dags: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, executor: str, environment: dict[str, str] | None = None, dags: Path | None = None) -> None:
         self.folder, self.executor = folder, executor
         self.celery = "CeleryExecutor" in executor
         self.root = folder / "artifacts"
@@ -122,7 +121,9 @@ class Cluster:
 
     def start_worker(self, name: str, *, queues: str, slots: int, environment: dict[str, str] | None = None) -> None:
         """A Celery worker, on a `machine` of its own as far as Airflow can tell."""
-        command = airflow("celery", "worker", "--queues", queues, "--concurrency", str(slots), "--celery-hostname", f"{name}@trial", "--skip-serve-logs")
+        command = airflow(
+            "celery", "worker", "--queues", queues, "--concurrency", str(slots), "--celery-hostname", f"{name}@trial", "--skip-serve-logs"
+        )
         pid_file = self.folder / "home" / f"{name}.pid"
         pid_file.unlink(missing_ok=True)
         self._start(f"worker-{name}", [*command, "--pid", str(pid_file)], environment)
@@ -136,8 +137,8 @@ class Cluster:
         self._start(f"worker-{name}", [*command, "--pid", str(home / "pid")], {**environment, "AIRFLOW_HOME": str(home)}, base=keep)
 
     def end(self, name: str, *, kill: bool = False) -> list[psutil.Process]:
-        """Ends a part: SIGTERM to it, later SIGKILL to what is left of its process group. kill: SIGKILL at once to it and all its descendants
-        that belong to it (jobs have sessions of their own and go on). Returns what it had started."""
+        """Ends a part: SIGTERM to it, later SIGKILL to what is left of its process group. kill: SIGKILL at once to it and all its
+        descendants that belong to it (jobs have sessions of their own and go on). Returns what it had started."""
         part = self.parts.pop(name, None)
         if part is None:
             return []
@@ -145,7 +146,7 @@ class Cluster:
             family = psutil.Process(part.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             family = []
-        own = [p for p in family if _session(p.pid) == part.pid or kill and not _is_job(p)]
+        own = [p for p in family if _session(p.pid) == part.pid or (kill and not _is_job(p))]
         if kill:
             for process in (*own, psutil.Process(part.pid)):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -291,7 +292,9 @@ class Cluster:
         subprocess.run(create, env=with_password, check=True)
 
     def _run_postgres(self, *command: str) -> None:
-        done = subprocess.run(self._as_postgres(*command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/", check=False)
+        done = subprocess.run(
+            self._as_postgres(*command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/", check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr[-1000:]}")
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python
 """The experiment `tiny` on a cluster of this machine, with deaths on the way; the digests must be those of the command line.
 
-    python scripts/cluster_trial.py celery [--quick]     two workers, queues `cpu` and `gpu`, each killed once; a corpus, scores and tokens in many parts
+    python scripts/cluster_trial.py celery [--quick]     two workers, queues `cpu` and `gpu`, each killed once; a corpus, scores and tokens
+                                                         in many parts
     python scripts/cluster_trial.py slurm                stages as Slurm jobs; scancel, requeue, the worker killed while a job runs
     python scripts/cluster_trial.py edge                 a worker that reaches the api-server alone; killed while a job runs
 
 --quick: the experiment `mini` of the tests (20 stages) in the place of `tiny` (76).
 
-Prints a table (what was done, final state of the run, starts of the job, tries of the task, processes left over, digests equal) and one JSON line.
-Exit code 0: as it should be; 1: a difference; 77: something is missing, which is named. Needs Debian's postgresql, redis-server (celery),
-slurmctld, slurmd, slurm-client and munge (slurm), and requirements/clusters.txt. About 5 minutes each on two cores.
+Prints a table (what was done, final state of the run, starts of the job, tries of the task, processes left over, digests equal) and one
+JSON line. Exit code 0: as it should be; 1: a difference; 77: something is missing, which is named. Needs Debian's postgresql, redis-server
+(celery), slurmctld, slurmd, slurm-client and munge (slurm), and requirements/clusters.txt. About 5 minutes each on two cores.
 """
 
 import argparse
@@ -26,10 +27,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import airflow_cluster
 import local_slurm
+import psutil
 from airflow_cluster import PROJECT, Cluster
 
 TINY = {"corpus": "synthetic", "pages": 100, "seed_count": 10, "batch_pages": 25, "vocab_size": 512, "train_tokens": 60_000}
@@ -58,7 +58,9 @@ def subject(quick: bool, folder: Path) -> Subject:
     place.mkdir()
     text = (PROJECT / "tests" / "experiments" / "mini.py").read_text()
     (place / "mini.py").write_text(text)
-    (place / "parts_heavy.py").write_text(text.replace("def mini(", "def parts_heavy(").replace("replicates=1,", f"replicates=1, parts={PARTS},"))
+    (place / "parts_heavy.py").write_text(
+        text.replace("def mini(", "def parts_heavy(").replace("replicates=1,", f"replicates=1, parts={PARTS},")
+    )
     return Subject(
         "mini", MINI, "quality.crawl", "quality.equal_pages.train", "random.equal_fetches.train", {"CRAW4LLM_EXPERIMENTS": str(place)}
     )
@@ -86,7 +88,9 @@ def celery(folder: Path, of: Subject) -> list[Row]:
     placement = folder / "placement.toml"
     placement.write_text('[stages.train]\nqueue = "gpu"\n[stages.evaluate]\nqueue = "gpu"\n')
     rows = []
-    with Cluster(folder, executor="CeleryExecutor", environment={"CRAW4LLM_PLACEMENT": str(placement), **of.environment, **quick_heartbeats()}) as cluster:
+    with Cluster(
+        folder, executor="CeleryExecutor", environment={"CRAW4LLM_PLACEMENT": str(placement), **of.environment, **quick_heartbeats()}
+    ) as cluster:
         said(f"healthy after {cluster.healthy_after_s:.0f} s")
         cluster.start_worker("cpu", queues="cpu", slots=3)
         cluster.start_worker("gpu", queues="gpu", slots=2)
@@ -149,7 +153,9 @@ def edge(folder: Path, of: Subject) -> list[Row]:
         cluster.end("worker-gpubox", kill=True)
         said(f"killed the edge worker while {of.train} ran")
         cluster.start_edge_worker("gpubox2", queues="gpu", slots=2, environment=box)
-        rows.append(Row(f"kill -9 of the edge worker in {of.train}", "", "success", starts=0, wanted_starts=1, job=(of.train, found.parent)))
+        rows.append(
+            Row(f"kill -9 of the edge worker in {of.train}", "", "success", starts=0, wanted_starts=1, job=(of.train, found.parent))
+        )
         state = cluster.wait_for_run(of.dag, run, RUN_WITHIN_S)
         rows.append(Row(f"{of.dag}, its training on an edge worker", state, "success", orphans=len(left_over(folder))))
         settle(rows, cluster, of.dag, run)
@@ -240,7 +246,9 @@ def settle(rows: list[Row], cluster: Cluster, dag: str, run: str) -> None:
 
 
 def states(cluster: Cluster, dag: str, run: str) -> dict[str, str]:
-    return {entry["task_id"]: f"{entry['state']}, try {entry['try_number']}" for entry in cluster.tasks(dag, run) if entry["state"] != "success"}
+    return {
+        entry["task_id"]: f"{entry['state']}, try {entry['try_number']}" for entry in cluster.tasks(dag, run) if entry["state"] != "success"
+    }
 
 
 def left_over(folder: Path) -> list[int]:
@@ -264,7 +272,10 @@ def beyond_loopback(cluster: Cluster) -> list[str]:
 
 def quick_heartbeats() -> dict[str, str]:
     """A trial does not wait 15 minutes until a dead task is given up."""
-    return {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_DETECTION_INTERVAL": "5"}
+    return {
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_DETECTION_INTERVAL": "5",
+    }
 
 
 # --- the command line, and the table
@@ -273,7 +284,9 @@ def quick_heartbeats() -> dict[str, str]:
 def by_hand(folder: Path, of: Subject) -> dict[str, str]:
     settings = [part for name, value in of.settings.items() for part in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "craw4llm", "run", of.dag, *settings, "--root", str(folder / "by-hand")]
-    done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **of.environment, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=PROJECT, env={**os.environ, **of.environment, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"the command line failed: {done.stderr[-2000:]}")
     return digests(folder / "by-hand")
@@ -282,7 +295,9 @@ def by_hand(folder: Path, of: Subject) -> dict[str, str]:
 def digests(root: Path) -> dict[str, str]:
     """Folder of an artifact -> its digest."""
     found = sorted(root.glob("*/*/manifest.json"))
-    return {str(path.parent.relative_to(root)): json.loads(path.read_text())["digest"] for path in found if not path.parent.name.startswith(".")}
+    return {
+        str(path.parent.relative_to(root)): json.loads(path.read_text())["digest"] for path in found if not path.parent.name.startswith(".")
+    }
 
 
 def table(rows: list[Row]) -> str:
@@ -318,7 +333,9 @@ def main() -> int:
         said("the same by the command line")
         wanted, made = by_hand(folder, of), digests(folder / "artifacts")
         differing = [name for name in wanted if made.get(name) != wanted[name]]
-        same = f"equal ({len(wanted)})" if not differing and set(made) == set(wanted) else f"differ: {', '.join(differing) or 'more or fewer'}"
+        same = (
+            f"equal ({len(wanted)})" if not differing and set(made) == set(wanted) else f"differ: {', '.join(differing) or 'more or fewer'}"
+        )
         rows.append(Row("digests and those of the command line", same, f"equal ({len(wanted)})"))
     finally:
         if given.folder is None:

@@ -5,12 +5,14 @@
 
 1. a base image with debootstrap, on it the project's image (Dockerfile), PostgreSQL's and Redis's
 2. dockerd in a network namespace of its own (nothing of it can be reached from elsewhere), unless DOCKER_HOST names one that runs
-3. `docker-compose up`: all services healthy; logged in with the drawn password, `tiny` triggered by REST; with `--set` values of a small web
+3. `docker-compose up`: all services healthy; logged in with the drawn password, `tiny` triggered by REST; with `--set` values of a small
+   web
 4. the same by the command line in a container: the digests must be equal
 5. `down -v`; dockerd ended
 
-Needs root, dockerd, docker-compose or the compose plugin, debootstrap, iptables, nsenter and ip (Debian: docker.io docker-compose debootstrap
-iptables iproute2 util-linux), about 12 GB of disk and 15 minutes. Says what is missing and exits with 77 where it cannot be tried.
+Needs root, dockerd, docker-compose or the compose plugin, debootstrap, iptables, nsenter and ip (Debian: docker.io docker-compose
+debootstrap iptables iproute2 util-linux), about 12 GB of disk and 15 minutes. Says what is missing and exits with 77 where it cannot be
+tried.
 """
 
 import argparse
@@ -33,8 +35,8 @@ SUITE = "bookworm"
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 POSTGRES = """FROM craw4llm-trial-base
 RUN apt-get update && apt-get install -y --no-install-recommends postgresql && rm -rf /var/lib/apt/lists/*
-RUN mkdir -p /var/lib/postgresql/data /run/postgresql && chown -R postgres /var/lib/postgresql /run/postgresql && cp /usr/lib/postgresql/*/bin/* /usr/local/bin/
-COPY start.sh /start.sh
+RUN mkdir -p /var/lib/postgresql/data /run/postgresql && chown -R postgres /var/lib/postgresql /run/postgresql && cp
+/usr/lib/postgresql/*/bin/* /usr/local/bin/ COPY start.sh /start.sh
 USER postgres
 CMD ["bash", "/start.sh"]
 """
@@ -50,8 +52,8 @@ fi
 exec postgres -D pgdata -c listen_addresses='*'
 """
 REDIS = """FROM craw4llm-trial-base
-RUN apt-get update && apt-get install -y --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/* && mkdir -p /data && chown redis /data
-WORKDIR /data
+RUN apt-get update && apt-get install -y --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/* && mkdir -p /data && chown
+redis /data WORKDIR /data
 USER redis
 CMD ["redis-server"]
 """
@@ -92,7 +94,8 @@ def main() -> int:
 
 @contextlib.contextmanager
 def docker(folder: Path) -> Any:
-    """A daemon of its own: data, socket and network namespace. Built images find the outside through the host's network, the stack does not."""
+    """A daemon of its own: data, socket and network namespace. Built images find the outside through the host's network, the stack does
+    not."""
     if os.environ.get("DOCKER_HOST"):
         yield
         return
@@ -116,8 +119,8 @@ def daemon(folder: Path, socket: Path, tools: Path) -> Any:
     with (folder / "dockerd.log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *("nsenter", f"--net=/run/netns/{NAMESPACE}", "dockerd", "--data-root", str(folder / "data"), "--exec-root", str(folder / "exec")),
-                *("--host", f"unix://{socket}", "--pidfile", str(folder / "docker.pid"), "--storage-driver", storage_driver(folder)),
+                *("nsenter", f"--net=/run/netns/{NAMESPACE}", "dockerd", "--host", f"unix://{socket}", "--pidfile", str(folder / "docker.pid")),
+                *("--data-root", str(folder / "data"), "--exec-root", str(folder / "exec"), "--storage-driver", storage_driver(folder)),
             ],
             stdout=log,
             stderr=log,
@@ -162,7 +165,9 @@ def build(folder: Path, rows: list[tuple[str, str]]) -> None:
     began = time.monotonic()
     context = folder / "context"
     shutil.rmtree(context, ignore_errors=True)
-    shutil.copytree(PROJECT, context, ignore=shutil.ignore_patterns(".venv", ".git", "artifacts", "build", ".airflow", "__pycache__", ".*_cache"))
+    shutil.copytree(
+        PROJECT, context, ignore=shutil.ignore_patterns(".venv", ".git", "artifacts", "build", ".airflow", "__pycache__", ".*_cache")
+    )
     (context / "deploy" / "build").mkdir(parents=True, exist_ok=True)
     if wheels := os.environ.get("PIP_FIND_LINKS"):
         for wheel in Path(wheels).glob("torch-*.whl"):
@@ -210,16 +215,39 @@ def stack(folder: Path, rows: list[tuple[str, str]]) -> None:
         rows.append(("tiny in the stack", "success" if state == "success" else "failed"))
         rows.append(("tiny, s", f"{time.monotonic() - began:.0f}"))
         settings = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
-        inside = "import json,pathlib;print(json.dumps({str(p.parent.relative_to(R)):json.loads(p.read_text())['digest'] for p in pathlib.Path(R).glob('*/*/manifest.json')}))"
-        run(*compose, "exec", "-T", "worker-cpu", "craw4llm", "run", "tiny", *settings, "--root", "/tmp/by-hand", env=env, log=folder / "by-hand.log")
-        found = [json.loads(output(env, *compose, "exec", "-T", "worker-cpu", "python", "-c", f"R={root!r};{inside}")) for root in ("/artifacts", "/tmp/by-hand")]
+        run(
+            *compose,
+            "exec",
+            "-T",
+            "worker-cpu",
+            "craw4llm",
+            "run",
+            "tiny",
+            *settings,
+            "--root",
+            "/tmp/by-hand",
+            env=env,
+            log=folder / "by-hand.log",
+        )
+        found = [
+            json.loads(output(env, *compose, "exec", "-T", "worker-cpu", "python", "-c", DIGESTS, root))
+            for root in ("/artifacts", "/tmp/by-hand")
+        ]
         same = found[0] == found[1] and len(found[0]) > 10
         rows.append(("digests of the command line", f"equal ({len(found[0])})" if same else "differ"))
     finally:
-        subprocess.run([*compose, "logs", "--no-color"], env=env, stdout=(folder / "services.log").open("wb"), stderr=subprocess.STDOUT, check=False)
+        subprocess.run(
+            [*compose, "logs", "--no-color"], env=env, stdout=(folder / "services.log").open("wb"), stderr=subprocess.STDOUT, check=False
+        )
         subprocess.run([*compose, "down", "-v", "-t", "20"], env=env, capture_output=True, check=False)
 
 
+# Run inside a worker's container.
+DIGESTS = """
+import json, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+print(json.dumps({str(p.parent.relative_to(root)): json.loads(p.read_text())["digest"] for p in root.glob("*/*/manifest.json")}))
+"""
 # Runs inside the api-server's container: logs in, triggers, waits.
 TRIGGER = """
 import json, sys, time, urllib.request
@@ -252,7 +280,9 @@ def health(env: dict[str, str], compose: list[str], service: str) -> str:
     found = subprocess.run([*compose, "ps", "-q", service], env=env, capture_output=True, text=True, check=False).stdout.split()
     if not found:
         return "absent"
-    done = subprocess.run(["docker", "inspect", "-f", "{{.State.Health.Status}}", found[0]], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["docker", "inspect", "-f", "{{.State.Health.Status}}", found[0]], env=env, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip()
 
 

@@ -6,8 +6,9 @@
 
     python scripts/local_slurm.py FOLDER [--nodes 2]      stays in the foreground; prints the line that other terminals need
 
-Needs Debian's slurmctld, slurmd, slurm-client and munge, and root. Two partitions: `main`, whose jobs are queued again when `urgent` needs the
-processors. No accounting, as on many small clusters. Several nodes are several slurmd with ports and names of their own. A job that is queued again waits for 11 s (cred_expire), elsewhere for two minutes.
+Needs Debian's slurmctld, slurmd, slurm-client and munge, and root. Two partitions: `main`, whose jobs are queued again when `urgent` needs
+the processors. No accounting, as on many small clusters. Several nodes are several slurmd with ports and names of their own. A job that is
+queued again waits for 11 s (cred_expire), elsewhere for two minutes.
 """
 
 import argparse
@@ -135,7 +136,13 @@ PartitionName=urgent Nodes={names} MaxTime=INFINITE State=UP PriorityTier=10 Pre
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        paths = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "log-file": "log/munge.log", "seed-file": "munge.seed"}
+        paths = {
+            "socket": "munge.socket",
+            "key-file": "munge.key",
+            "pid-file": "munge.pid",
+            "log-file": "log/munge.log",
+            "seed-file": "munge.seed",
+        }
         self._run("munged", "--foreground", "--force", *(f"--{name}={self.folder / path}" for name, path in paths.items()))
         self._wait(lambda: (self.folder / "munge.socket").exists(), "munged")
 

@@ -2,11 +2,11 @@
 
     fetch_missing(tokens, "s3://bucket/artifacts", workers=4)
 
-The address is that of a copy of the artifact root (`craw4llm mirror push` makes one): s3:// through fsspec where s3fs is installed; else and for
-gs://, hf://, azure://, oci://, sftp:// mosaicml-streaming's downloaders, each with the client library of its service; or a folder. An artifact that is to be completed has its manifest here; every other file of
-it may be missing. A file is fetched under another name, compared with the manifest's size and SHA-256, and renamed: two runs that want
-the same one do not meet, and a copy that is damaged or of another run is named before any work. Afterwards the artifact is as if it had
-been made here, so the order of the samples cannot differ.
+The address is that of a copy of the artifact root (`craw4llm mirror push` makes one): s3:// through fsspec where s3fs is installed; else
+and for gs://, hf://, azure://, oci://, sftp:// mosaicml-streaming's downloaders, each with the client library of its service; or a folder.
+An artifact that is to be completed has its manifest here; every other file of it may be missing. A file is fetched under another name,
+compared with the manifest's size and SHA-256, and renamed: two runs that want the same one do not meet, and a copy that is damaged or of
+another run is named before any work. Afterwards the artifact is as if it had been made here, so the order of the samples cannot differ.
 """
 
 import importlib.util

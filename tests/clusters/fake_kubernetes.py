@@ -6,9 +6,9 @@
         server.evict(job)                # as a drained node does it: SIGTERM, then a new pod where the Job allows it
         server.starts                    # pods that were started
 
-What is created is validated against the OpenAPI models of the `kubernetes` package, which are generated from the API's own schema: unknown fields,
-wrong types, missing required fields and the few rules that the server enforces are refused with 422. It is no Kubernetes: no scheduling, volumes,
-images, quotas or name service.
+What is created is validated against the OpenAPI models of the `kubernetes` package, which are generated from the API's own schema: unknown
+fields, wrong types, missing required fields and the few rules that the server enforces are refused with 422. It is no Kubernetes: no
+scheduling, volumes, images, quotas or name service.
 """
 
 import http.server
@@ -94,7 +94,11 @@ class FakeKubernetes:
             )
             self.starts += 1
             state = {"name": "stage", "ready": True, "restartCount": 0, "image": "", "imageID": "", "state": {"running": {}}}
-            pod = {"metadata": {"name": f"{name}-{index}"}, "status": {"phase": "Running", "containerStatuses": [state]}, "spec": {"containers": []}}
+            pod = {
+                "metadata": {"name": f"{name}-{index}"},
+                "status": {"phase": "Running", "containerStatuses": [state]},
+                "spec": {"containers": []},
+            }
             self.pods[name].append(pod)
             self.processes[name].append(started)
         threading.Thread(target=self._follow, args=(name, list(self.processes[name])), daemon=True).start()
@@ -184,7 +188,7 @@ class FakeKubernetes:
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_POST = do_DELETE = do  # noqa: N815
+            do_GET = do_POST = do_DELETE = do
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -219,5 +223,9 @@ def validate(value: Any, kind: str, where: str = "") -> list[str]:
     if kind == "V1ObjectMeta" and "name" in value and not NAME.fullmatch(value["name"]):
         faults.append(f"{where}.name: {value['name']!r} is no DNS label")
     if kind == "V1ObjectMeta":
-        faults += [f"{where}.labels.{k}: {v!r}" for k, v in value.get("labels", {}).items() if not re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", v)]
+        faults += [
+            f"{where}.labels.{k}: {v!r}"
+            for k, v in value.get("labels", {}).items()
+            if not re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", v)
+        ]
     return faults

@@ -1,4 +1,5 @@
-"""The files of a deployment: docker-compose.yaml as Compose reads it, secrets that are drawn, settings that agree, the values for Kubernetes."""
+"""The files of a deployment: docker-compose.yaml as Compose reads it, secrets that are drawn, settings that agree, the values for
+Kubernetes."""
 
 import json
 import os
@@ -60,14 +61,20 @@ def test_every_service_is_kept_within_bounds() -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert published == {"api-server": ["${BIND:-127.0.0.1}:${PORT:-8080}:8080"]}
     assert services["worker-gpu"]["profiles"] == ["gpu"]
-    serving = [name for name, s in services.items() if "airflow" in s.get("command", [])[:1] and s["command"][1] in ("scheduler", "triggerer", "celery")]
+    serving = [
+        name
+        for name, s in services.items()
+        if "airflow" in s.get("command", [])[:1] and s["command"][1] in ("scheduler", "triggerer", "celery")
+    ]
     assert len(serving) == 4 and all("--skip-serve-logs" in services[name]["command"] for name in serving)
 
 
 def test_no_secret_has_a_default() -> None:
     text = (PROJECT / "docker-compose.yaml").read_text() + (PROJECT / "deploy" / "airflow.env").read_text()
     for line in text.splitlines():
-        if re.search(r"FERNET_KEY|JWT_SECRET|SECRET_KEY|SQL_ALCHEMY_CONN|BROKER_URL|RESULT_BACKEND", line) and not line.lstrip().startswith("#"):
+        if re.search(r"FERNET_KEY|JWT_SECRET|SECRET_KEY|SQL_ALCHEMY_CONN|BROKER_URL|RESULT_BACKEND", line) and not line.lstrip().startswith(
+            "#"
+        ):
             assert re.search(r"_CMD: cat /secrets/\w+$", line), line
     assert "POSTGRES_PASSWORD:" not in text and "_PASSWORD=" not in text
 
@@ -80,7 +87,9 @@ def test_env_example_names_exactly_the_settings_of_the_file() -> None:
 
 
 def make_secrets(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(PROJECT / "deploy/make_secrets.py"), str(folder)], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, str(PROJECT / "deploy/make_secrets.py"), str(folder)], capture_output=True, text=True, check=False
+    )
 
 
 def test_secrets_are_drawn_once_and_belong_together(tmp_path: Path) -> None:
@@ -120,7 +129,9 @@ def test_the_image_takes_the_locks_and_no_root() -> None:
     assert [line for line in text.splitlines() if line.startswith("USER")] == ["USER 50000:0"]
     ignored = (PROJECT / ".dockerignore").read_text().splitlines()
     for source in re.findall(r"^COPY (\S+)", text, re.MULTILINE):
-        assert any(line.strip("!/") == source.split("/")[0] for line in ignored if line.startswith("!")), f"{source} is not in the build context"
+        assert any(line.strip("!/") == source.split("/")[0] for line in ignored if line.startswith("!")), (
+            f"{source} is not in the build context"
+        )
 
 
 @pytest.mark.parametrize("name", ["gpu", "slurm", "kubernetes"])

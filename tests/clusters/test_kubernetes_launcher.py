@@ -1,4 +1,5 @@
-"""The launcher `kubernetes`: its objects against the API's schema, and its behaviour against an API server that runs the pods as processes."""
+"""The launcher `kubernetes`: its objects against the API's schema, and its behaviour against an API server that runs the pods as
+processes."""
 
 import json
 import os
@@ -14,10 +15,11 @@ pytest.importorskip("kubernetes", reason="the extra `clusters` is not installed 
 
 from fake_kubernetes import FakeKubernetes, validate
 from kubernetes import client
+from test_slurm_launcher import STAGE
+
 from kubernetes_launcher import KubernetesLauncher, job_name, objects
 from launchers import Job, JobId, launcher_named
 from placement import PlacementError
-from test_slurm_launcher import STAGE
 
 SETTINGS = {"command": ["/worker/python", "-m", "craw4llm", "run", "--only=a.train", "tiny"], "cwd": "/opt/craw4llm", "stage": "train"}
 OPTIONS: dict[str, Any] = {
@@ -59,7 +61,13 @@ def job(tmp_path: Path, seconds: float, **more: Any) -> Job:
     work.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "SECRET": "a secret", "CRAW4LLM_ROOT": "/artifacts"}
     command = [sys.executable, "-c", STAGE, str(work), str(seconds)]
-    return Job(folder=tmp_path / "jobs" / "quality.crawl", command=command, cwd=str(tmp_path), environment=environment, **{"stage": "crawl", **more})
+    return Job(
+        folder=tmp_path / "jobs" / "quality.crawl",
+        command=command,
+        cwd=str(tmp_path),
+        environment=environment,
+        **{"stage": "crawl", **more},
+    )
 
 
 def starts(tmp_path: Path) -> int:
@@ -98,7 +106,10 @@ def test_rendered_objects_fit_the_schema_of_the_api(tmp_path: Path, nodes: int) 
         "requests": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8"},
         "limits": {"memory": "64Gi", "nvidia.com/gpu": "8"},
     }
-    assert [(m["name"], m["mountPath"]) for m in stage["volumeMounts"]][:2] == [("volume-0", "/artifacts"), ("volume-1", "/opt/craw4llm/data")]
+    assert [(m["name"], m["mountPath"]) for m in stage["volumeMounts"]][:2] == [
+        ("volume-0", "/artifacts"),
+        ("volume-1", "/opt/craw4llm/data"),
+    ]
     assert {entry["name"] for entry in stage["env"]} >= {"CRAW4LLM_ROOT", "HTTPS_PROXY"} and "no" not in json.dumps(stage["env"])
     assert made["spec"]["completionMode"] == ("NonIndexed" if nodes == 1 else "Indexed")
     assert made["spec"]["completions"] == made["spec"]["parallelism"] == nodes
@@ -211,7 +222,9 @@ def test_several_pods_meet_through_torchrun(server: FakeKubernetes, tmp_path: Pa
     launcher = launcher_named("kubernetes")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "whoami"]
-    job_id = launcher.submit(Job(folder=tmp_path / "jobs" / "train", command=command, cwd=str(tmp_path), environment=environment, stage="train"))
+    job_id = launcher.submit(
+        Job(folder=tmp_path / "jobs" / "train", command=command, cwd=str(tmp_path), environment=environment, stage="train")
+    )
     assert ended(launcher, job_id, 240) == "succeeded"
     assert launcher.result(job_id).output == ("sum 3",)  # the first pod's; the other's goes to its own log
     assert list(server.services) == [job_id["job"]]
@@ -225,4 +238,6 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
 
 def test_names_are_dns_labels_that_tell_folders_apart() -> None:
     names = {job_name(Path(f"/{top}/Quality.Equal_Pages.träin/0001")) for top in "ab"}
-    assert len(names) == 2 and all(len(name) <= 52 and name.replace("-", "").isalnum() and name.islower() and name.isascii() for name in names)
+    assert len(names) == 2 and all(
+        len(name) <= 52 and name.replace("-", "").isalnum() and name.islower() and name.isascii() for name in names
+    )

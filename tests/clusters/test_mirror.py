@@ -108,9 +108,12 @@ def test_a_damaged_copy_leaves_nothing_here(artifact: Artifact, address: str, tm
 
 def test_another_artifact_of_the_same_name_is_not_overwritten(artifact: Artifact, address: str, tmp_path: Path) -> None:
     push(artifact, address)
-    other, _ = Store(tmp_path / "else").build(
-        "tokenize", "3f9c2a71b0de", version=1, config={}, inputs={}, write=lambda out: Result() if (out / "a").write_text("a") else Result()
-    )
+
+    def write(out: Path) -> Result:
+        (out / "a").write_text("a")
+        return Result()
+
+    other, _ = Store(tmp_path / "else").build("tokenize", "3f9c2a71b0de", version=1, config={}, inputs={}, write=write)
     with pytest.raises(ArtifactError, match="has the digest"):
         push(other, address)
 
@@ -125,7 +128,9 @@ def test_a_manifest_cannot_write_outside_of_its_artifact(artifact: Artifact, tmp
     assert not (tmp_path / "there" / "escaped").exists()
 
 
-def test_addresses_with_passwords_and_places_that_do_not_answer(artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_with_passwords_and_places_that_do_not_answer(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="holds a password"):
         push(artifact, "sftp://me:secret@host/folder")
     with pytest.raises(ConfigError, match="cannot be used"):
@@ -143,7 +148,9 @@ def test_the_commands(artifact: Artifact, address: str, tmp_path: Path) -> None:
     pushed = runner.invoke(mirror, ["push", "3f9c", "--to", address, "--root", str(artifact.root)], catch_exceptions=False)
     assert pushed.output.endswith(f"1 artifacts, 150,009 bytes sent to {address}\n")
     assert "tokenize   3f9c2a71b0de" in runner.invoke(mirror, ["list", "--from", address], catch_exceptions=False).output
-    brought = runner.invoke(mirror, ["pull", "--kind", "tokenize", "--from", address, "--root", str(tmp_path / "there")], catch_exceptions=False)
+    brought = runner.invoke(
+        mirror, ["pull", "--kind", "tokenize", "--from", address, "--root", str(tmp_path / "there")], catch_exceptions=False
+    )
     assert brought.output.splitlines() == ["tokenize 3f9c2a71b0de: 4 files brought", f"1 artifacts are in {tmp_path / 'there'}"]
     with pytest.raises(ArtifactError, match="no complete copy of zzz"):
         runner.invoke(mirror, ["pull", "zzz", "--from", address, "--root", str(tmp_path)], catch_exceptions=False)

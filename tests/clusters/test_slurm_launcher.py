@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launchers import Job, JobId, launcher_named
 from local_slurm import LocalSlurm
+
+from launchers import Job, JobId, launcher_named
 from placement import PlacementError
 from slurm_launcher import SlurmLauncher, job_name, sbatch_options
 
@@ -54,7 +55,9 @@ def job(tmp_path: Path, seconds: float, **more: object) -> Job:
     work.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "SECRET": "a secret"}
     command = [sys.executable, "-c", STAGE, str(work), str(seconds)]
-    return Job(folder=tmp_path / "jobs" / "crawl", command=command, cwd=str(tmp_path), environment=environment, **{"stage": "crawl", **more})  # type: ignore[arg-type]
+    return Job(
+        folder=tmp_path / "jobs" / "crawl", command=command, cwd=str(tmp_path), environment=environment, **{"stage": "crawl", **more}
+    )  # type: ignore[arg-type]
 
 
 def starts(tmp_path: Path) -> int:
@@ -115,7 +118,9 @@ def test_requeued_and_preempted_jobs_are_the_same_job(slurm: LocalSlurm, tmp_pat
     assert launcher.status(job_id) == "running"
     wait_for(lambda: starts(tmp_path) == 2, 60)
     # more urgent work takes both nodes
-    subprocess.run(["sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 2"], check=True, capture_output=True, cwd=tmp_path)
+    subprocess.run(
+        ["sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 2"], check=True, capture_output=True, cwd=tmp_path
+    )
     wait_for(lambda: slurm_state(slurm, job_id) == "PENDING", 40)
     assert launcher.status(job_id) == "running"
     (tmp_path / "work" / "enough").touch()
@@ -125,7 +130,11 @@ def test_requeued_and_preempted_jobs_are_the_same_job(slurm: LocalSlurm, tmp_pat
 
 def test_a_job_that_waits_leaves_the_queue_when_the_task_is_stopped(slurm: LocalSlurm, tmp_path: Path) -> None:
     launcher = launcher_named("slurm")
-    subprocess.run(["sbatch", "--nodes=2", "--exclusive", "--output=/dev/null", "--job-name=filler", "--wrap=sleep 60"], check=True, capture_output=True)
+    subprocess.run(
+        ["sbatch", "--nodes=2", "--exclusive", "--output=/dev/null", "--job-name=filler", "--wrap=sleep 60"],
+        check=True,
+        capture_output=True,
+    )
     job_id = launcher.submit(job(tmp_path, 60))
     launcher.attach(job_id, "me")
     assert slurm_state(slurm, job_id) == "PENDING" and launcher.status(job_id) == "running"
