@@ -115,14 +115,15 @@ class FolderLauncher:
         with _gate(job.folder):
             newest = max((p for p in job.folder.iterdir() if p.name.isdigit()), default=None)
             if newest is not None and (known := _json(newest / "id.json") or self._recovered(newest)):
-                other: Launcher = self if known["launcher"] == self.name else launcher_named(known["launcher"])
-                status = other.status(known)
-                if status == "running" and known["generation"] == job.generation:
-                    return known
+                older: JobId = known
+                other: Launcher = self if older["launcher"] == self.name else launcher_named(older["launcher"])
+                status = other.status(older)
+                if status == "running" and older["generation"] == job.generation:
+                    return older
                 if status in ("running", "ending"):
-                    other.cancel(known)
+                    other.cancel(older)
                     self._wait(
-                        lambda: other.status(known) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end"
+                        lambda: other.status(older) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end"
                     )
             folder = job.folder / f"{int(newest.name) + 1 if newest else 1:04d}"
             folder.mkdir()

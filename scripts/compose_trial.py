@@ -4,7 +4,7 @@
     python scripts/compose_trial.py [--folder build/compose-trial] [--keep]
 
 1. a base image with debootstrap, on it the project's image (Dockerfile), PostgreSQL's and Redis's
-2. dockerd in a network namespace of its own (nothing of it can be reached from elsewhere), unless DOCKER_HOST names one that runs
+2. dockerd with its own data, unless DOCKER_HOST names one; for the stack in a network namespace that nothing outside can reach
 3. `docker-compose up`: all services healthy; logged in with the drawn password, `tiny` triggered by REST; with `--set` values of a small
    web
 4. the same by the command line in a container: the digests must be equal
@@ -77,8 +77,9 @@ def main() -> int:
     rows: list[tuple[str, str]] = []
     began = time.monotonic()
     try:
-        with docker(folder):
+        with docker(folder, private=False):
             build(folder, rows)
+        with docker(folder, private=True):
             stack(folder, rows)
     finally:
         for name, value in rows:
@@ -93,14 +94,14 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def docker(folder: Path) -> Any:
-    """A daemon of its own: data, socket and network namespace. Built images find the outside through the host's network, the stack does
-    not."""
+def docker(folder: Path, *, private: bool) -> Any:
+    """A daemon of its own. private: in a network namespace of its own, for the stack; else in the host's, without a bridge, for building."""
     if os.environ.get("DOCKER_HOST"):
         yield
         return
-    run("ip", "netns", "add", NAMESPACE)
-    run("ip", "-n", NAMESPACE, "link", "set", "lo", "up")
+    if private:
+        run("ip", "netns", "add", NAMESPACE)
+        run("ip", "-n", NAMESPACE, "link", "set", "lo", "up")
     socket = folder / "docker.sock"
     tools = folder / "bin"
     tools.mkdir(exist_ok=True)
@@ -110,16 +111,19 @@ def docker(folder: Path) -> Any:
         link.symlink_to(shutil.which(f"{name}-nft") or name)
     os.environ["DOCKER_HOST"] = f"unix://{socket}"
     try:
-        yield from daemon(folder, socket, tools)
+        yield from daemon(folder, socket, tools, private)
     finally:
-        subprocess.run(["ip", "netns", "delete", NAMESPACE], check=False)
+        del os.environ["DOCKER_HOST"]
+        if private:
+            subprocess.run(["ip", "netns", "delete", NAMESPACE], check=False)
 
 
-def daemon(folder: Path, socket: Path, tools: Path) -> Any:
+def daemon(folder: Path, socket: Path, tools: Path, private: bool) -> Any:
     with (folder / "dockerd.log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *("nsenter", f"--net=/run/netns/{NAMESPACE}", "dockerd", "--host", f"unix://{socket}", "--pidfile", str(folder / "docker.pid")),
+                *(("nsenter", f"--net=/run/netns/{NAMESPACE}", "dockerd") if private else ("dockerd", "--iptables=false", "--bridge=none")),
+                *("--host", f"unix://{socket}", "--pidfile", str(folder / "docker.pid")),
                 *("--data-root", str(folder / "data"), "--exec-root", str(folder / "exec"), "--storage-driver", storage_driver(folder)),
             ],
             stdout=log,
@@ -187,7 +191,7 @@ def build(folder: Path, rows: list[tuple[str, str]]) -> None:
 
 def image(name: str, context: Path, folder: Path, *arguments: str) -> None:
     run(
-        *("nsenter", "--net=/proc/self/ns/net", "docker", "build", "--network", "host", "-t", name, *arguments, str(context)),
+        *("docker", "build", "--network", "host", "-t", name, *arguments, str(context)),
         log=folder / f"build-{name.replace(':', '-')}.log",
         env={**os.environ, "DOCKER_BUILDKIT": "0"},
     )  # fmt: skip

@@ -96,7 +96,7 @@ def test_a_host_that_dies_is_succeeded_when_its_heartbeat_is_old(tmp_path: Path,
     time.sleep(1.0)
     assert (root / "corpus" / f".partial-{'a' * 12}" / "by").read_text() == "first"  # it waits while the first lives
     first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.communicate()
     said = json.loads(second.communicate(timeout=60)[0])
     assert said["built"] == {"a": True, "b": True, "c": True}
     assert (root / "corpus" / ("a" * 12) / "lines").read_text() == "x" * 20  # nothing of the dead one's half is in it

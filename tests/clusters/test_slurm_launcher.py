@@ -15,6 +15,8 @@ from launchers import Job, JobId, launcher_named
 from placement import PlacementError
 from slurm_launcher import SlurmLauncher, job_name, sbatch_options
 
+PROJECT = Path(__file__).resolve().parents[2]
+
 # Counts its starts, says its line, goes on from what it saved; stopped, it saves and ends with 75 as a stage does.
 STAGE = """
 import os, pathlib, signal, sys, time
@@ -109,6 +111,7 @@ def test_scancel_is_a_failure_that_says_so(slurm: LocalSlurm, tmp_path: Path) ->
     assert again["slurm_job"] != job_id["slurm_job"] and ended(launcher, again) == "succeeded" and starts(tmp_path) == 2
 
 
+@pytest.mark.slow
 def test_requeued_and_preempted_jobs_are_the_same_job(slurm: LocalSlurm, tmp_path: Path) -> None:
     launcher = launcher_named("slurm")
     job_id = launcher.submit(job(tmp_path, 600))
@@ -168,6 +171,7 @@ def test_without_the_controller_a_job_is_neither_lost_nor_doubled(slurm: LocalSl
     assert ended(launcher, job_id, 60) == "succeeded" and starts(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_before_its_time_limit_a_job_saves_and_queues_again(slurm: LocalSlurm, tmp_path: Path, placement: Callable[[str], None]) -> None:
     placement('[slurm.crawl]\ntime = "0-00:01:00"\nsave-before-limit = 55\n')
     launcher = launcher_named("slurm")
@@ -216,3 +220,33 @@ def test_options_are_sbatchs_own() -> None:
 def test_names_in_the_queue_are_plain_and_tell_folders_apart() -> None:
     one, two = job_name(Path("/a/tïny; rm/0001")), job_name(Path("/b/tïny; rm/0001"))
     assert one != two and one.isascii() and " " not in one and ";" not in one
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_on_two_nodes(slurm: LocalSlurm, tmp_path: Path, placement: Callable[[str], None]) -> None:
+    placement("[slurm.train]\nnodes = 2\nranks-per-node = 1\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PROJECT),
+        "CRAW4LLM_EXPERIMENTS": str(PROJECT / "tests" / "experiments"),
+        "CRAW4LLM_ROOT": str(tmp_path / "root"),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    run = [sys.executable, "-m", "craw4llm", "run", "--json", "--jobs=1"]
+    for stage in (
+        "corpus",
+        "scorer",
+        "quality.crawl",
+        "quality.equal_pages.select",
+        "tokenizer",
+        "heldout",
+        "quality.equal_pages.tokenize",
+    ):
+        subprocess.run([*run, f"--only={stage}", "mini"], cwd=PROJECT, env=environment, check=True, capture_output=True)
+    launcher = launcher_named("slurm")
+    command = [*run, "--only=quality.equal_pages.train", "--replicates=1", "--", "mini"]
+    job_id = launcher.submit(Job(folder=tmp_path / "train", command=command, cwd=str(PROJECT), environment=environment, stage="train"))
+    state = ended(launcher, job_id, 300)
+    assert state == "succeeded", (Path(job_id["folder"]) / "log").read_text()
+    record = json.loads(launcher.result(job_id).output[-1])
+    assert record["built"] and json.loads((Path(record["path"]) / "manifest.json").read_text())["notes"]["ranks"] == 2
