@@ -56,7 +56,7 @@ def reruns_of(experiment: Experiment) -> DAG:
     timetable = CronTriggerTimetable(experiment.schedule, timezone="UTC")
     schedule = AssetOrTimeSchedule(timetable=timetable, assets=news)
     dag = _dag(experiment, experiment.name + RERUNS, reruns_note(experiment), schedule=schedule)
-    shared = {"experiment": experiment.name, "parameters": tuple(experiment.parameters), "cwd": str(PROJECT)}
+    shared: dict[str, Any] = {"experiment": experiment.name, "parameters": tuple(experiment.parameters), "cwd": str(PROJECT)}
     groups: dict[str, TaskGroup] = {}
     tasks: dict[str, Any] = {}
     with dag:
@@ -119,8 +119,8 @@ def task_of(experiment: Experiment, node: Node, replicates: int, group: TaskGrou
         cwd=str(PROJECT),
         doc_md=task_note(experiment, node),
         outlets=outlets(experiment.name, node),
+        **at_the_end(kind),
         **limits_of(kind),
-        **({"on_success_callback": [RunNotifier()]} if kind == "report" else {}),
     )
     assert task.task_id == node.id, f"the task of stage {node.id} is called {task.task_id}"
     return task
@@ -147,6 +147,11 @@ def parts_of(experiment: Experiment, node: Node, replicates: int, group: TaskGro
     ).expand(part=[f"{number}/{count}" for number in range(1, count + 1)])
 
 
+def at_the_end(kind: str) -> dict[str, Any]:
+    """A run's last word is its report's."""
+    return {"on_success_callback": [RunNotifier()]} if kind == "report" else {}
+
+
 def of_replicate(node: Node, replicate: int) -> bool:
     """Whether the stage belongs to this replicate alone: then its id ends with the number."""
     return node.id.endswith(f"_r{replicate}") and not node.stage.name.endswith(f"_r{replicate}")
@@ -167,8 +172,8 @@ def rerun_task(experiment: Experiment, node: Node, group: TaskGroup | None) -> S
         cwd=str(PROJECT),
         doc_md=task_note(experiment, node),
         outlets=outlets(experiment.name, dataclasses.replace(node, id=name)),
+        **at_the_end(kind),
         **limits_of(kind),
-        **({"on_success_callback": [RunNotifier()]} if kind == "report" else {}),
     )
 
 

@@ -89,6 +89,7 @@ class Launcher(Protocol):
     def tail(self, job_id: JobId, place: dict[str, int] | None) -> tuple[list[str], dict[str, int]]: ...
     def release(self, job_id: JobId, owner: str) -> None: ...
     def cancel(self, job_id: JobId) -> None: ...
+    def wait_for_end(self, job_id: JobId, seconds: float) -> None: ...
     def result(self, job_id: JobId) -> Outcome: ...
 
 
@@ -122,9 +123,7 @@ class FolderLauncher:
                     return older
                 if status in ("running", "ending"):
                     other.cancel(older)
-                    self._wait(
-                        lambda: other.status(older) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end"
-                    )
+                    other.wait_for_end(older, job.grace_s + STARTS_WITHIN_S)
             folder = job.folder / f"{int(newest.name) + 1 if newest else 1:04d}"
             folder.mkdir()
             fields = ("cwd", "grace_s", "reprieve_s", "abandoned_after_s")
@@ -137,8 +136,8 @@ class FolderLauncher:
                 "tag": job.tag,
             }
             stage_job.write(folder / "settings.json", settings)
-            known = self.start(folder, folder / "settings.json", job.environment)
-            job_id = {"launcher": self.name, "folder": str(folder), "generation": job.generation, "tag": job.tag, **known}
+            started = self.start(folder, folder / "settings.json", job.environment)
+            job_id = {"launcher": self.name, "folder": str(folder), "generation": job.generation, "tag": job.tag, **started}
             stage_job.write(folder / "id.json", job_id)
             return job_id
 
@@ -220,11 +219,12 @@ class FolderLauncher:
         stage_job.write(folder / "id.json", job_id)
         return job_id
 
-    def _wait(self, true: Callable[[], bool], seconds: float, what: str) -> None:
+    def wait_for_end(self, job_id: JobId, seconds: float) -> None:
+        """Raises TimeoutError where the job has not ended by then."""
         until = time.monotonic() + seconds
-        while not true():
+        while self.status(job_id) in ("running", "ending"):
             if time.monotonic() > until:
-                raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+                raise TimeoutError(f"waited {seconds:.0f} s for the end of the job in {job_id['folder']}")
             time.sleep(0.05)
 
 
@@ -273,7 +273,7 @@ def end_jobs(jobs: Path, tag: str) -> int:
             ids.append(known)
     for job_id in ids:
         with contextlib.suppress(TimeoutError):
-            launcher._wait(lambda job_id=job_id: launcher.status(job_id) not in ("running", "ending"), GRACE_S + 5, "a job to end")
+            launcher.wait_for_end(job_id, GRACE_S + 5)
     return len(ids)
 
 

@@ -122,7 +122,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """The stage's id in the experiment."""
         return self.node or self.task_id
 
-    def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
+    def execute(self, context: Any) -> dict[str, Any]:
         refuse_unknown(self.experiment, (*self.parameters, *self.fields), context)
         self._owner = f"{context['ti'].try_number}-{uuid.uuid4().hex}"
         record = self.execute_resumable(context)
@@ -160,7 +160,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             raise AirflowException(f"{self.node_name}: the launcher could not start it: {error}") from error
         return self._job
 
-    def get_job_status(self, external_id: JobId, context: Mapping[str, Any]) -> str:
+    def get_job_status(self, external_id: Any, context: Any) -> str:
         if external_id["launcher"] != self.jobs.name:  # the placement was changed since: a job is followed where it runs
             self.jobs = launcher_named(external_id["launcher"])
         status = self.jobs.status(external_id)
@@ -179,7 +179,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def is_job_succeeded(self, status: str) -> bool:
         return status == "succeeded"
 
-    def poll_until_complete(self, external_id: JobId, context: Mapping[str, Any]) -> dict[str, Any]:
+    def poll_until_complete(self, external_id: Any, context: Any) -> dict[str, Any]:  # type: ignore[override]  # the mixin returns it
         """Follows the job to its end, its lines into the log."""
         self._job = external_id
         self.jobs.attach(external_id, self._owner)
@@ -215,7 +215,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             raise failure(self.node_name, outcome, last)
         return self.get_job_result(external_id, context)
 
-    def get_job_result(self, external_id: JobId, context: Mapping[str, Any]) -> dict[str, Any]:
+    def get_job_result(self, external_id: Any, context: Any) -> dict[str, Any]:
         """What the job made, in plain JSON."""
         outcome = self.jobs.result(external_id)
         record = _record(outcome)
@@ -271,10 +271,11 @@ class RefreshOperator(StageOperator):
         said = subprocess.run(ask, cwd=self.cwd, env=stage_environment(), capture_output=True, text=True, timeout=600, check=False)
         if said.returncode:
             raise AirflowException(f"{self.node_name}: {inert(said.stderr[-2000:])}")
-        self.replicates = json.loads(said.stdout)["finished"]
-        if not self.replicates:
+        finished = int(json.loads(said.stdout)["finished"])
+        if not finished:
             raise AirflowException(f"{self.node_name}: no replicate of {self.experiment} is finished, so there is nothing to report on")
-        self.log.info("the report is over the replicates 0 to %s", self.replicates - 1)
+        self.log.info("the report is over the replicates 0 to %s", finished - 1)
+        self.replicates = finished
         return super().submit_job(context)
 
 

@@ -61,14 +61,14 @@ ROWS = (
 class Server:
     """A server with a home, an artifact root and a port of its own."""
 
-    def __init__(self, place: Path, restart_after_s: float) -> None:
+    def __init__(self, place: Path, restart_after_s: float, experiments: Path = PROJECT / "tests" / "experiments") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.home, self.root = place / "home", place / "artifacts"
         environment = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
         environment |= {
-            "CRAW4LLM_EXPERIMENTS": str(PROJECT / "tests" / "experiments"),
+            "CRAW4LLM_EXPERIMENTS": str(experiments),
             "CRAW4LLM_ROOT": str(self.root),
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",

@@ -95,7 +95,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def docker(folder: Path, *, private: bool) -> Any:
-    """A daemon of its own. private: in a network namespace of its own, for the stack; else in the host's, without a bridge, for building."""
+    """A daemon. private: in a network namespace of its own, for the stack; else in the host's, without a bridge, for building."""
     if os.environ.get("DOCKER_HOST"):
         yield
         return

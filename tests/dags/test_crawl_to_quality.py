@@ -1,5 +1,6 @@
 """Every declared experiment is a DAG whose tasks, edges, groups and form are those of its stage graph; parsing is cheap and repeatable."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -213,7 +214,7 @@ def test_every_stage_publishes_an_asset_of_its_own(dag: DAG, graph: Graph) -> No
 def test_the_forms_chain_is_mapped_over_arms_by_name(bag: DagBag) -> None:
     dag = bag.dags[FORM]
     chain = ["select", "tokenize", "train", "evaluate"]
-    for before, after in zip(chain, chain[1:], strict=False):
+    for before, after in itertools.pairwise(chain):
         assert f"arm.{before}" in dag.get_task(f"arm.{after}").upstream_task_ids
     assert dag.get_task("arm.train").get_closest_mapped_task_group() is not None
     for name in ("crawl", "first_crawl", "scorer", *(f"arm.{kind}" for kind in chain)):
@@ -241,7 +242,9 @@ def test_what_the_form_maps_over_is_the_plans_graph() -> None:
             "shown_as": model["shown_as"], "select": f"{arm}.select", "tokenize": f"{arm}.tokenize",
             "train": f"{arm}.train_r{number}", "evaluate": f"{arm}.evaluate_r{number}",
         }  # fmt: skip
-    done = {"corpus", "tokenizer", "heldout", "score", "report"} | {e["node"] for k in ("scorers", "first_crawls", "crawls") for e in lists[k]}
+    done = {"corpus", "tokenizer", "heldout", "score", "report"} | {
+        e["node"] for k in ("scorers", "first_crawls", "crawls") for e in lists[k]
+    }
     done |= {node for model in lists["models"] for kind, node in model.items() if kind != "shown_as"}
     assert done == {node.id for node in graph.nodes}, "every stage has a task"
 

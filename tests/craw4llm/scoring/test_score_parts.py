@@ -15,7 +15,9 @@ from craw4llm.scoring.memo import PageScores
 from craw4llm.stage import Stage
 
 
-def test_parts_give_the_same_column(build: Callable[[Stage], Artifact], execution: Execution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_give_the_same_column(
+    build: Callable[[Stage], Artifact], execution: Execution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     web = build(Stage(CorpusConfig(source=SyntheticWeb(pages=300, hosts=10))))
     rater = build(Stage(ScorerConfig(kind="train_fasttext", source=SyntheticText(lines=200))))
     inputs = {"corpus": web, "scorer": rater}
