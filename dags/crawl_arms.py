@@ -33,9 +33,10 @@ HOW = {
         description="training seeds an arm; with two or more the report can say how sure a difference is",
     ),
     "launcher": Param(
-        "local",
+        "",
         type="string",
-        enum=sorted(LAUNCHERS),
+        enum=["", *sorted(LAUNCHERS)],
+        values_display={"": "as configured"},
         title="launcher",
         description="where the stages run; no part of what they are",
     ),

@@ -42,6 +42,7 @@ from airflow.sdk import Asset, AssetAlias, BaseOperator, BaseOperatorLink, Resum
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from launchers import Job, JobId, Launcher, Outcome, launcher_named
+from placement import place_of
 
 LAST_LINES = 12  # of the command, repeated in the error
 LINE_CHARS = 4000  # a longer line of the log is cut
@@ -70,7 +71,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     other names (mapped tasks). stage: the kind of stage, shown below the task's name. parameters: names of the experiment's parameters;
     their values are the run's. fields: further fields of the run's form. replicates: of the graph that the id is looked up in. cwd: folder
     of the project, where relative paths start. part: "I/N", one part of the stage. shown_as: name of a mapped task. launcher: "" takes
-    $CRAW4LLM_LAUNCHER, else local.
+    $CRAW4LLM_LAUNCHER, else what placement.py says of this kind of stage, else local.
     Raises AirflowFailException (no retry) where a retry cannot help: a wrong parameter, a missing input. AirflowException for the rest.
     """
 
@@ -114,7 +115,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     @functools.cached_property
     def jobs(self) -> Launcher:
         """The launcher that runs the job."""
-        return launcher_named(self.launcher or os.environ.get("CRAW4LLM_LAUNCHER") or "local")
+        return launcher_named(self.launcher or os.environ.get("CRAW4LLM_LAUNCHER") or place_of(self.stage).launcher)
 
     @property
     def node_name(self) -> str:
@@ -136,6 +137,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         arguments = ["--json", "--jobs=1", f"--only={self.node_name}", f"--replicates={self.replicates}"]
         if self.part:
             arguments.append(f"--part={self.part}")
+        arguments += place_of(self.stage).arguments
         return craw4llm("run", *arguments, *settings(self.parameters, params), "--", self.experiment)
 
     # --- ResumableJobMixin
@@ -148,6 +150,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             command=command,
             cwd=self.cwd,
             environment=stage_environment(),
+            stage=self.stage,
             generation=generation(context),
             tag=os.environ.get("AIRFLOW_HOME", ""),
         )
@@ -158,6 +161,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         return self._job
 
     def get_job_status(self, external_id: Any, context: Any) -> str:
+        if external_id["launcher"] != self.jobs.name:  # the placement was changed since: a job is followed where it runs
+            self.jobs = launcher_named(external_id["launcher"])
         status = self.jobs.status(external_id)
         if status == "running" and external_id["generation"] != generation(context):
             self.jobs.cancel(external_id)  # the run was cleared since: `submit` waits for the end
@@ -366,7 +371,8 @@ def _record(outcome: Outcome) -> dict[str, Any] | None:
 
 def failure(node_id: str, outcome: Outcome, last: Sequence[str]) -> AirflowException:
     """The error for a job that did not succeed, with its cause and its last lines."""
-    said = "; its last lines:\n" + "\n".join(last) if last else ""
+    said = f"; {outcome.scheduler}" if outcome.scheduler else ""
+    said += "; its last lines:\n" + "\n".join(last) if last else ""
     peak = f" (peak memory of one process: {outcome.peak_memory_bytes / 2**30:.2f} GiB)" if outcome.peak_memory_bytes else ""
     if outcome.out_of_memory and outcome.code != 0:
         return AirflowException(f"{node_id}: the kernel's out-of-memory killer ended it or one of its processes{peak}{said}")

@@ -182,7 +182,7 @@ def test_a_server_that_stops_ends_its_own_jobs(tmp_path: Path) -> None:
 
 
 def test_an_unknown_launcher_is_refused() -> None:
-    with pytest.raises(ValueError, match="launcher is 'lokal'; expected local"):
+    with pytest.raises(ValueError, match="launcher is 'lokal'; expected kubernetes or local or slurm"):
         launcher_named("lokal")
 
 
