@@ -35,7 +35,7 @@ RUN cat /etc/ssl/certs/ca-certificates.crt /tmp/build/*.crt > /tmp/certs.pem 2>/
     if ls /tmp/build/torch-*.whl >/dev/null 2>&1; then pip install --find-links /tmp/build -r requirements/torch.txt; \
     elif [ "$VARIANT" = cpu ]; then pip install --extra-index-url "$TORCH_CPU_INDEX" "$(sed 's/$/+cpu/' requirements/torch.txt)"; \
     else pip install -r requirements/torch.txt; fi && \
-    uv pip install --no-cache --no-deps --find-links /tmp/build -r requirements/lock.txt -r requirements/clusters.txt && \
+    uv pip install --no-cache --no-deps --find-links /tmp/build -r requirements/lock.txt && \
     rm -rf /tmp/certs.pem /root/.cache
 
 COPY pyproject.toml README.md LICENSE ./

@@ -20,7 +20,6 @@ demo: venv
 	@$(BIN)/craw4llm run tiny $(SET) $(ARGS)
 
 test: venv check
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps -r requirements/clusters.txt -r requirements/clusters-test.txt
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: venv

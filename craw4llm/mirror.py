@@ -149,7 +149,7 @@ def _place(address: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError("mirror needs the package fsspec: pip install -r requirements/clusters.txt") from error
+        raise ConfigError("mirror needs the package fsspec: pip install 'craw4llm[clusters]'") from error
     url = urlsplit(address)
     if url.password or "@" in url.netloc:
         raise ConfigError(

@@ -46,7 +46,7 @@ def missing(*, celery: bool) -> list[str]:
             import airflow.providers.celery  # noqa: F401
 
             return lacking
-        lacking.append("the extra `clusters` (requirements/clusters.txt)")
+        lacking.append("the extra `clusters`")
     return lacking
 
 

@@ -10,7 +10,7 @@
 
 Prints a table (what was done, final state of the run, starts of the job, tries of the task, processes left over, digests equal) and one
 JSON line. Exit code 0: as it should be; 1: a difference; 77: something is missing, which is named. Needs Debian's postgresql, redis-server
-(celery), slurmctld, slurmd, slurm-client and munge (slurm), and requirements/clusters.txt. About 5 minutes each on two cores.
+(celery), slurmctld, slurmd, slurm-client and munge (slurm), and the extra `clusters`. About 5 minutes each on two cores.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kubernetes", reason="the extra `clusters` is not installed (requirements/clusters.txt)")
+pytest.importorskip("kubernetes", reason="the extra `clusters` is not installed")
 
 from fake_kubernetes import FakeKubernetes, validate
 from kubernetes import client

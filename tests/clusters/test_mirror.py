@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("moto", reason="requirements/clusters-test.txt is not installed")
-pytest.importorskip("s3fs", reason="the extra `clusters` is not installed (requirements/clusters.txt)")
+pytest.importorskip("moto", reason="the extra `clusters-test` is not installed")
+pytest.importorskip("s3fs", reason="the extra `clusters` is not installed")
 
 from click.testing import CliRunner
 
