@@ -9,7 +9,6 @@ It can be computed from the corpus at any time, so it belongs to execution and m
 then one pass over all links per range of targets that fits the memory puts each page in its place.
 """
 
-import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.corpus.npy import NpyWriter
+from craw4llm.execution import process_name
 
 MEMORY_BYTES = 1 << 30
 _BLOCK_PAGES = 1 << 20
@@ -28,7 +28,7 @@ def in_links(artifact: Artifact, n_targets: int) -> tuple[NDArray[np.uint64], ND
     """(offsets, pages); computed and kept where they are not there."""
     folder = artifact.root / "memo" / f"inlinks-{artifact.fingerprint}"
     if not folder.is_dir():
-        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+        temporary = folder.with_name(f".{folder.name}.{process_name()}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         transpose(artifact.path, temporary, n_targets)
