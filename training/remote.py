@@ -43,6 +43,8 @@ def fetch_missing(artifact: Artifact, address: str, workers: int = 1) -> int:
 def _fetch(artifact: Artifact, address: str, entry: Mapping[str, Any]) -> None:
     remote = f"{address.rstrip('/')}/{artifact.stage}/{artifact.fingerprint}/{entry['path']}"
     final: Path = artifact.path / entry["path"]
+    if not final.resolve().is_relative_to(artifact.path.resolve()):  # the manifest may come from elsewhere, too
+        raise ArtifactError(f"the manifest of {artifact.path} names {entry['path']!r}, which is outside of the artifact; delete the folder")
     partial = final.with_name(f".fetching-{uuid.uuid4().hex}-{final.name}")
     final.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import compose_trial
 import pytest
 import yaml
 from airflow_cluster import settings_file
@@ -132,6 +133,23 @@ def test_the_image_takes_the_locks_and_no_root() -> None:
         assert any(line.strip("!/") == source.split("/")[0] for line in ignored if line.startswith("!")), (
             f"{source} is not in the build context"
         )
+
+
+@pytest.mark.parametrize("text", [compose_trial.POSTGRES, compose_trial.REDIS])
+def test_the_images_of_the_trial_have_an_instruction_a_line(text: str) -> None:
+    assert {line.partition(" ")[0] for line in text.splitlines()} <= {"FROM", "RUN", "COPY", "WORKDIR", "USER", "CMD"}
+    assert not [line for line in text.splitlines() if line.startswith("RUN") and (" COPY " in line or " WORKDIR " in line)]
+
+
+def test_settings_of_airflow_in_trials_and_deployments_exist() -> None:
+    """A misspelt name is no error to Airflow: the default stays."""
+    import cluster_trial
+    from airflow.configuration import conf
+
+    names = {**settings_file(), **cluster_trial.quick_heartbeats()}
+    for name in names:
+        section, _, key = name.removeprefix("AIRFLOW__").partition("__")
+        assert conf.get_default_value(section.lower(), key.lower()) is not None or section == "CELERY_BROKER_TRANSPORT_OPTIONS", name
 
 
 @pytest.mark.parametrize("name", ["gpu", "slurm", "kubernetes"])

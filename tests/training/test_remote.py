@@ -133,6 +133,15 @@ def test_two_that_fetch_the_same_do_not_meet(inputs: dict[str, Artifact], elsewh
     assert fetch_missing(inputs["tokens"], str(elsewhere)) == 0
 
 
+def test_a_manifest_writes_nothing_outside_of_its_artifact(inputs: dict[str, Artifact], elsewhere: Path) -> None:
+    tokens = inputs["tokens"]
+    outside = {"path": "../../planted", "size_bytes": 1, "sha256": "0" * 64}
+    (elsewhere / "planted").write_text("x")
+    hostile = Artifact(tokens.root, tokens.stage, tokens.fingerprint, {**tokens.manifest, "files": [outside]})
+    with pytest.raises(ArtifactError, match=r"names '../../planted', which is outside of the artifact"):
+        fetch_missing(hostile, str(elsewhere))
+
+
 def test_an_address_that_nothing_serves(inputs: dict[str, Artifact], elsewhere: Path) -> None:
     with pytest.raises(ConfigError, match="shards_from is 'gopher://x'; expected a folder, or an address that begins with s3://"):
         fetch_missing(inputs["tokens"], "gopher://x")
