@@ -11,7 +11,7 @@ a plain loop that checks nothing, sorts nothing and keeps no graph:
     jsonl      gzip unpacks, orjson parses, then as above
     html       resiliparse extracts the main text of each file; texts compressed and written (links, which the build also reads, are extra)
     synthetic  the pages are made; then as above
-    graph      an edge list of integers: pyarrow reads it, numpy sorts the pairs, targets are written
+    graph      an edge list of integers: pyarrow reads it, numpy sorts the pairs, targets and a table of URLs are written
 
 `read_ratio` is the time of reading alone (no URL, no compression) over ours. Pages are docweb's ($CRAW4LLM_SHARED, default ../shared).
 Last line: JSON with floor_ratio, the smallest floor / ours, and one of each source. With --graph-pages: bytes a page and a link, seconds
@@ -37,9 +37,11 @@ import ada_url
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from craw4llm.configs import CorpusConfig, SyntheticWeb
+from craw4llm.corpus.extraction import end_children
 from craw4llm.corpus.graph_only import GraphSource, build_graph
 from craw4llm.corpus.stage import open_source, run
 from craw4llm.execution import Execution
@@ -125,6 +127,9 @@ def measure_graph(options: Options) -> dict[str, Any]:
         keys = table["source"].to_numpy().astype(np.uint64) << np.uint64(32) | table["target"].to_numpy()
         keys.sort()
         np.save(options.folder / "floor.npy", (keys & np.uint64(2**32 - 1)).astype(np.uint32))
+        numbers = pc.utf8_lpad(pa.array(np.arange(nodes)).cast(pa.string()), 7, "0")
+        urls = pc.binary_join_element_wise("https://node.example/", numbers, "")
+        pq.write_table(pa.table({"url": urls}), options.folder / "floor.parquet", compression="zstd", row_group_size=65_536)
         return nodes
 
     return {**against(options, External(name="corpus", path=str(path)), floor), "edges": edges}
@@ -204,7 +209,8 @@ def html_page(row: dict[str, Any]) -> str:
 
 
 def cpu() -> float:
-    """Processor seconds of this process and of the children that it has waited for."""
+    """Processor seconds of this process and of its children, which are ended so that they count."""
+    end_children()
     return sum(os.times()[:4])
 
 

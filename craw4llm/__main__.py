@@ -1,4 +1,4 @@
-"""The command line `craw4llm`, also `python -m craw4llm`; `craw4llm --help` lists the commands.
+"""The command line, `craw4llm COMMAND` or `python -m craw4llm COMMAND`; `craw4llm --help` lists the commands.
 
     craw4llm plan tiny --set corpus=web.parquet      the stages, what is finished, what the rest would cost
     craw4llm run tiny                                builds what is missing and prints the report's path

@@ -49,6 +49,20 @@ def find(fingerprint: str, root: Path, stage: str) -> Artifact:
     return found[0]
 
 
+def named(names: Sequence[str], root: Path) -> list[Artifact]:
+    """Finished artifacts that the runs of an experiment reach or whose fingerprint begins so, by stage and fingerprint; all without
+    names."""
+    chosen = {}
+    for name in names or ("",):
+        runs = read_index(root / "index" / f"{name}.json") if name else []
+        wanted = reachable(runs)
+        found = [a for a in artifacts(root) if ((a.stage, a.fingerprint) in wanted if runs else a.fingerprint.startswith(name))]
+        if not found:
+            raise ArtifactError(f"{name!r} is no experiment with finished artifacts in {root} and no fingerprint there")
+        chosen.update({(a.stage, a.fingerprint): a for a in found})
+    return [chosen[key] for key in sorted(chosen)]
+
+
 def _runs(name: str, runs: Sequence[dict[str, Any]], store: Store) -> Iterator[str]:
     for run in runs:
         yield f"{name}  replicates {run['replicates']}  parameters {json.dumps(run['parameters'], sort_keys=True)}"

@@ -64,7 +64,8 @@ class Experiment:
     """A declared experiment.
 
     For orchestrators: owner; schedule, a cron expression of reruns ("" for none), each of which adds a replicate until the report has its
-    verdict or there are `until_replicates`; approve_above_gpu_hours, what a run may cost without a person's word.
+    verdict or there are `until_replicates`; approve_above_gpu_hours, what a run may cost without a person's word;
+    parts, kind of a stage -> parts that it is made in, a task each, on as many workers as there are.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Experiment:
     schedule: str = ""
     until_replicates: int = 0
     approve_above_gpu_hours: float = 24.0
+    parts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def doc(self) -> str:
@@ -99,6 +101,7 @@ def experiment(
     schedule: str = "",
     until_replicates: int = 0,
     approve_above_gpu_hours: float = 24.0,
+    parts: Mapping[str, int] | None = None,
     bounds: Mapping[str, tuple[float | None, float | None]] | None = None,
     lists: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable[..., Arms]], Experiment]:
@@ -132,10 +135,12 @@ def experiment(
             parameters[p.name] = Parameter(
                 p.name, wanted, p.default, (help or {}).get(p.name, ""), choices or words, low, high, bool(words)
             )
-        unknown = {*(help or {}), *(bounds or {}), *(lists or {})} - set(parameters)
-        if unknown:
-            raise ConfigError(f"{function.__name__}: help, bounds or lists for {', '.join(sorted(unknown))}, which are no parameters")
-        return Experiment(function.__name__, function, parameters, replicates, tags, owner, schedule, until, approve_above_gpu_hours)
+        for word, given in (("help", help), ("bounds", bounds), ("lists", lists)):
+            if unknown := set(given or {}) - set(parameters):
+                raise ConfigError(f"{function.__name__}: {word} for {', '.join(sorted(unknown))}, which are no parameters")
+        return Experiment(
+            function.__name__, function, parameters, replicates, tags, owner, schedule, until, approve_above_gpu_hours, dict(parts or {})
+        )
 
     return declare
 
@@ -372,10 +377,14 @@ def _typed(owner: str, parameter: Parameter, value: Any) -> Any:
         value = float(value)
     if type(value) is not wanted:
         raise error
-    if wanted is float and not math.isfinite(value):
+    _check_bounds(owner, parameter, value)
+    return value
+
+
+def _check_bounds(owner: str, parameter: Parameter, value: Any) -> None:
+    if parameter.type is float and not math.isfinite(value):
         raise ConfigError(f"{owner}: {parameter.name} is {value!r}; expected a finite number")
     if (parameter.low is not None and value < parameter.low) or (parameter.high is not None and value > parameter.high):
         low = "" if parameter.low is None else f" at least {parameter.low:,}"
         high = "" if parameter.high is None else f" at most {parameter.high:,}"
         raise ConfigError(f"{owner}: {parameter.name} is {value!r}; expected{low}{' and' if low and high else ''}{high}")
-    return value

@@ -81,7 +81,9 @@ def enough(experiment: Experiment, given: Mapping[str, Any], root: Path, done: i
         return ""
     graph = expand(experiment, given, done)
     report = make_plan(graph, Execution(root=root)).artifact(graph.node(graph.id_of(graph.report)))
-    if report is not None and report.count("pairs_undecided") == 0 and report.count("pairs_missing") == 0:
+    if report is None or not report.count("pairs_decided"):
+        return ""
+    if report.count("pairs_undecided") == 0 and report.count("pairs_missing") == 0:
         return f"the report over {done} replicates has its verdict: all {report.count('pairs_decided')} pairs are decided"
     return ""
 

@@ -24,6 +24,7 @@ from wiring import PROJECT, REPUBLISHED, default_args, form, give_form, limits_o
 
 FORMS = {"crawl_arms"}  # experiments with a DAG file of their own
 RERUNS = "_reruns"
+MOST_PARTS = 1000
 TASKS_AT_A_TIME = 16  # per run of a DAG; the pools `cpu` and `gpu` say what a machine can bear
 
 
@@ -36,11 +37,13 @@ def dag_of(experiment: Experiment) -> DAG:
     with dag:
         plan = plan_of(experiment, graph.replicates)
         for node in graph.nodes:
-            tasks[node.id] = task = task_of(experiment, node, graph.replicates, group_of(node.group, groups))
-            for upstream in node.upstream:
-                tasks[upstream] >> task
-            if not node.upstream:
-                plan >> task
+            group = group_of(node.group, groups)
+            tasks[node.id] = task = task_of(experiment, node, graph.replicates, group)
+            before = [tasks[upstream] for upstream in node.upstream] or [plan]
+            if parts := parts_of(experiment, node, graph.replicates, group):
+                before >> parts >> task
+            else:
+                before >> task
     give_form(dag, form(experiment))
     return dag
 
@@ -53,7 +56,7 @@ def reruns_of(experiment: Experiment) -> DAG:
     timetable = CronTriggerTimetable(experiment.schedule, timezone="UTC")
     schedule = AssetOrTimeSchedule(timetable=timetable, assets=news)
     dag = _dag(experiment, experiment.name + RERUNS, reruns_note(experiment), schedule=schedule)
-    shared = {"experiment": experiment.name, "parameters": tuple(experiment.parameters), "cwd": str(PROJECT)}
+    shared: dict[str, Any] = {"experiment": experiment.name, "parameters": tuple(experiment.parameters), "cwd": str(PROJECT)}
     groups: dict[str, TaskGroup] = {}
     tasks: dict[str, Any] = {}
     with dag:
@@ -116,11 +119,37 @@ def task_of(experiment: Experiment, node: Node, replicates: int, group: TaskGrou
         cwd=str(PROJECT),
         doc_md=task_note(experiment, node),
         outlets=outlets(experiment.name, node),
+        **at_the_end(kind),
         **limits_of(kind),
-        **({"on_success_callback": [RunNotifier()]} if kind == "report" else {}),
     )
     assert task.task_id == node.id, f"the task of stage {node.id} is called {task.task_id}"
     return task
+
+
+def parts_of(experiment: Experiment, node: Node, replicates: int, group: TaskGroup | None) -> Any:
+    """Mapped tasks that make a stage's parts, on as many workers as there are; the stage's own task then puts them together. None where the
+    experiment does not ask for parts. Airflow maps over at most 1,024 ([core] max_map_length): more parts are fewer, larger ones."""
+    kind = node.stage.config.stage
+    count = min(experiment.parts.get(kind, 1), MOST_PARTS)
+    if count < 2:
+        return None
+    return StageOperator.partial(
+        task_id=f"{node.id.rpartition('.')[2]}_parts",
+        task_group=group,
+        stage=kind,
+        experiment=experiment.name,
+        replicates=replicates,
+        parameters=tuple(experiment.parameters),
+        cwd=str(PROJECT),
+        node=node.id,
+        map_index_template="part {{ task.part }}",
+        **limits_of(kind),
+    ).expand(part=[f"{number}/{count}" for number in range(1, count + 1)])
+
+
+def at_the_end(kind: str) -> dict[str, Any]:
+    """A run's last word is its report's."""
+    return {"on_success_callback": [RunNotifier()]} if kind == "report" else {}
 
 
 def of_replicate(node: Node, replicate: int) -> bool:
@@ -143,8 +172,8 @@ def rerun_task(experiment: Experiment, node: Node, group: TaskGroup | None) -> S
         cwd=str(PROJECT),
         doc_md=task_note(experiment, node),
         outlets=outlets(experiment.name, dataclasses.replace(node, id=name)),
+        **at_the_end(kind),
         **limits_of(kind),
-        **({"on_success_callback": [RunNotifier()]} if kind == "report" else {}),
     )
 
 

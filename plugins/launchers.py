@@ -48,13 +48,15 @@ FIRST_LOOK_BYTES = 65_536  # of each file, for a task that takes over a running 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to run. folder: of this job alone, the same for every attempt at it. generation: a job of an older one is ended, not taken
-    over (Airflow's count of how often the run was cleared). tag: whose job it is; an Airflow that is stopped ends its own."""
+    """What is to run. folder: of this job alone, the same for every attempt at it. stage: its kind, by which resources are chosen.
+    generation: a job of an older one is ended, not taken over (Airflow's count of how often the run was cleared). tag: whose job it is; an
+    Airflow that is stopped ends its own."""
 
     folder: Path
     command: Sequence[str]
     cwd: str
     environment: Mapping[str, str]
+    stage: str = ""
     generation: int = 0
     tag: str = ""
     grace_s: float = GRACE_S
@@ -65,7 +67,7 @@ class Job:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a job ended. code: None where a signal ended it, or where nothing is known. stopped: why it was told to end ("": it was not).
-    output: its lines on stdout."""
+    output: its lines on stdout. scheduler: what a cluster's own says of it, for people."""
 
     code: int | None
     signal: int | None
@@ -73,10 +75,13 @@ class Outcome:
     out_of_memory: bool
     peak_memory_bytes: int | None
     output: tuple[str, ...]
+    scheduler: str = ""
 
 
 class Launcher(Protocol):
     """See the module's docstring."""
+
+    name: str
 
     def submit(self, job: Job) -> JobId: ...
     def status(self, job_id: JobId) -> Status: ...
@@ -84,6 +89,7 @@ class Launcher(Protocol):
     def tail(self, job_id: JobId, place: dict[str, int] | None) -> tuple[list[str], dict[str, int]]: ...
     def release(self, job_id: JobId, owner: str) -> None: ...
     def cancel(self, job_id: JobId) -> None: ...
+    def wait_for_end(self, job_id: JobId, seconds: float) -> None: ...
     def result(self, job_id: JobId) -> Outcome: ...
 
 
@@ -100,20 +106,24 @@ class FolderLauncher:
     def alive(self, job_id: JobId) -> bool:
         raise NotImplementedError
 
+    def find(self, folder: Path) -> JobId | None:
+        """What `start` would have returned for an attempt that was started but whose id was not stored; None: there is none that lives."""
+        return None
+
     def submit(self, job: Job) -> JobId:
         """Starts the job, or returns the id of the attempt that runs. Raises OSError or TimeoutError where it does not start."""
         job.folder.mkdir(parents=True, exist_ok=True)
         with _gate(job.folder):
             newest = max((p for p in job.folder.iterdir() if p.name.isdigit()), default=None)
-            if newest is not None and (known := _json(newest / "id.json")):
-                status = self.status(known)
-                if status == "running" and known["generation"] == job.generation:
-                    return known
+            if newest is not None and (known := _json(newest / "id.json") or self._recovered(newest)):
+                older: JobId = known
+                other: Launcher = self if older["launcher"] == self.name else launcher_named(older["launcher"])
+                status = other.status(older)
+                if status == "running" and older["generation"] == job.generation:
+                    return older
                 if status in ("running", "ending"):
-                    self.cancel(known)
-                    self._wait(
-                        lambda: self.status(known) not in ("running", "ending"), job.grace_s + STARTS_WITHIN_S, "an older attempt to end"
-                    )
+                    other.cancel(older)
+                    other.wait_for_end(older, job.grace_s + STARTS_WITHIN_S)
             folder = job.folder / f"{int(newest.name) + 1 if newest else 1:04d}"
             folder.mkdir()
             fields = ("cwd", "grace_s", "reprieve_s", "abandoned_after_s")
@@ -121,10 +131,13 @@ class FolderLauncher:
                 **{name: getattr(job, name) for name in fields},
                 "folder": str(folder),
                 "command": list(job.command),
+                "stage": job.stage,
+                "generation": job.generation,
+                "tag": job.tag,
             }
             stage_job.write(folder / "settings.json", settings)
-            known = self.start(folder, folder / "settings.json", job.environment)
-            job_id = {"launcher": self.name, "folder": str(folder), "generation": job.generation, "tag": job.tag, **known}
+            started = self.start(folder, folder / "settings.json", job.environment)
+            job_id = {"launcher": self.name, "folder": str(folder), "generation": job.generation, "tag": job.tag, **started}
             stage_job.write(folder / "id.json", job_id)
             return job_id
 
@@ -190,11 +203,28 @@ class FolderLauncher:
             output=lines,
         )
 
-    def _wait(self, true: Callable[[], bool], seconds: float, what: str) -> None:
+    def _recovered(self, folder: Path) -> JobId | None:
+        """The id of an attempt whose starter died before it stored it."""
+        settings = _json(folder / "settings.json")
+        known = self.find(folder) if settings else None
+        if settings is None or known is None:
+            return None
+        job_id = {
+            "launcher": self.name,
+            "folder": str(folder),
+            "generation": settings.get("generation", 0),
+            "tag": settings.get("tag", ""),
+            **known,
+        }
+        stage_job.write(folder / "id.json", job_id)
+        return job_id
+
+    def wait_for_end(self, job_id: JobId, seconds: float) -> None:
+        """Raises TimeoutError where the job has not ended by then."""
         until = time.monotonic() + seconds
-        while not true():
+        while self.status(job_id) in ("running", "ending"):
             if time.monotonic() > until:
-                raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+                raise TimeoutError(f"waited {seconds:.0f} s for the end of the job in {job_id['folder']}")
             time.sleep(0.05)
 
 
@@ -243,11 +273,23 @@ def end_jobs(jobs: Path, tag: str) -> int:
             ids.append(known)
     for job_id in ids:
         with contextlib.suppress(TimeoutError):
-            launcher._wait(lambda job_id=job_id: launcher.status(job_id) not in ("running", "ending"), GRACE_S + 5, "a job to end")
+            launcher.wait_for_end(job_id, GRACE_S + 5)
     return len(ids)
 
 
-LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": LocalLauncher}
+def _slurm() -> Launcher:
+    from slurm_launcher import SlurmLauncher
+
+    return SlurmLauncher()
+
+
+def _kubernetes() -> Launcher:
+    from kubernetes_launcher import KubernetesLauncher
+
+    return KubernetesLauncher()
+
+
+LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": LocalLauncher, "slurm": _slurm, "kubernetes": _kubernetes}
 
 
 def launcher_named(name: str) -> Launcher:
@@ -255,6 +297,14 @@ def launcher_named(name: str) -> Launcher:
     if name not in LAUNCHERS:
         raise ValueError(f"launcher is {name!r}; expected {' or '.join(sorted(LAUNCHERS))}")
     return LAUNCHERS[name]()
+
+
+def for_torchrun(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Python, and what torchrun is to start with it: `python -m craw4llm run ARGS` becomes `-m training.node ARGS`."""
+    python, *rest = command
+    if rest[:3] == ["-m", "craw4llm", "run"]:
+        rest = ["-m", "training.node", *(argument for argument in rest[3:] if not argument.startswith(("--ranks", "--jobs")))]
+    return python, rest
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def send(connection: Any, content: Mapping[str, str], context: Any) -> None:
             to=extra["to"], from_email=extra.get("from_email"), subject="{{ subject }}", html_content=f"<pre>{text}</pre>",
             smtp_conn_id=connection.conn_id,
         )  # fmt: skip
-        mail.subject, mail.template_fields = subject, ()  # the text of a page may hold {{ }}: nothing of it is a template
+        mail.subject, mail.template_fields = subject, ()  # type: ignore[assignment]  # the text of a page may hold {{ }}: nothing of it is a template
         mail.notify(context)
     elif kind == "slackwebhook":
         from airflow.providers.slack.hooks.slack_webhook import SlackWebhookHook
@@ -87,7 +87,7 @@ def _connection(name: str) -> Any:
 
 
 def _answers(ti: Any) -> list[str]:
-    record = getattr(ti, "xcom_pull", lambda **_: None)(task_ids=ti.task_id)
+    record: Any = getattr(ti, "xcom_pull", lambda **_: None)(task_ids=ti.task_id)
     try:
         return list(json.loads((Path(record["path"]) / "manifest.json").read_text())["notes"]["answers"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -137,7 +137,7 @@ def file_of(found: Artifact, name: str) -> Path:
 def report(fingerprint: str, root: Path) -> Report:
     found = artifact("report", fingerprint, root)
     count = {name: entry["value"] for name, entry in found.manifest["counts"].items()}
-    shared = {
+    shared: dict[str, Any] = {
         "fingerprint": fingerprint,
         "title": str(found.config["title"]),
         "question": str(found.config["question"]),

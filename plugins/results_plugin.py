@@ -228,7 +228,8 @@ def svg(curve: results.Curve, width: int = 760, height: int = 260) -> Markup:
         '<text x="{middle}" y="{under}" text-anchor="middle">{x_label}</text><text x="{inside}" y="22">{y_label}</text></svg>'
     ).format(
         w=width, h=height, title=curve.title, frame=frame, points=points, tick=left - 6, top=top + 8, low=height - bottom, left=left,
-        end=width - right, under=height - bottom + 18, middle=(left + width) // 2, inside=left + 10, x_label=curve.x_label, y_label=curve.y_label,
+        end=width - right, under=height - bottom + 18, middle=(left + width) // 2, inside=left + 10,
+        x_label=curve.x_label, y_label=curve.y_label,
         y0=f"{y0:.4g}", y1=f"{y1:.4g}", x0=f"{x0:,.4g}", x1=f"{x1:,.6g}",
     )  # fmt: skip
 

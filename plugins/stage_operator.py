@@ -42,6 +42,7 @@ from airflow.sdk import Asset, AssetAlias, BaseOperator, BaseOperatorLink, Resum
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from launchers import Job, JobId, Launcher, Outcome, launcher_named
+from placement import place_of
 
 LAST_LINES = 12  # of the command, repeated in the error
 LINE_CHARS = 4000  # a longer line of the log is cut
@@ -70,7 +71,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     other names (mapped tasks). stage: the kind of stage, shown below the task's name. parameters: names of the experiment's parameters;
     their values are the run's. fields: further fields of the run's form. replicates: of the graph that the id is looked up in. cwd: folder
     of the project, where relative paths start. part: "I/N", one part of the stage. shown_as: name of a mapped task. launcher: "" takes
-    $CRAW4LLM_LAUNCHER, else local.
+    $CRAW4LLM_LAUNCHER, else what placement.py says of this kind of stage, else local.
     Raises AirflowFailException (no retry) where a retry cannot help: a wrong parameter, a missing input. AirflowException for the rest.
     """
 
@@ -114,20 +115,21 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     @functools.cached_property
     def jobs(self) -> Launcher:
         """The launcher that runs the job."""
-        return launcher_named(self.launcher or os.environ.get("CRAW4LLM_LAUNCHER") or "local")
+        return launcher_named(self.launcher or os.environ.get("CRAW4LLM_LAUNCHER") or place_of(self.stage).launcher)
 
     @property
     def node_name(self) -> str:
         """The stage's id in the experiment."""
         return self.node or self.task_id
 
-    def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
+    def execute(self, context: Any) -> dict[str, Any]:
         refuse_unknown(self.experiment, (*self.parameters, *self.fields), context)
         self._owner = f"{context['ti'].try_number}-{uuid.uuid4().hex}"
         record = self.execute_resumable(context)
         if store := context.get("task_state_store"):
             store.delete(self.external_id_key)  # a task that is cleared after its success does its work again
-        self.publish(record, context)
+        if not self.part:
+            self.publish(record, context)
         return record
 
     def command(self, params: Mapping[str, Any]) -> list[str]:
@@ -135,6 +137,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         arguments = ["--json", "--jobs=1", f"--only={self.node_name}", f"--replicates={self.replicates}"]
         if self.part:
             arguments.append(f"--part={self.part}")
+        arguments += place_of(self.stage).arguments
         return craw4llm("run", *arguments, *settings(self.parameters, params), "--", self.experiment)
 
     # --- ResumableJobMixin
@@ -147,6 +150,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             command=command,
             cwd=self.cwd,
             environment=stage_environment(),
+            stage=self.stage,
             generation=generation(context),
             tag=os.environ.get("AIRFLOW_HOME", ""),
         )
@@ -156,14 +160,16 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             raise AirflowException(f"{self.node_name}: the launcher could not start it: {error}") from error
         return self._job
 
-    def get_job_status(self, external_id: JobId, context: Mapping[str, Any]) -> str:
+    def get_job_status(self, external_id: Any, context: Any) -> str:
+        if external_id["launcher"] != self.jobs.name:  # the placement was changed since: a job is followed where it runs
+            self.jobs = launcher_named(external_id["launcher"])
         status = self.jobs.status(external_id)
         if status == "running" and external_id["generation"] != generation(context):
             self.jobs.cancel(external_id)  # the run was cleared since: `submit` waits for the end
             return "cleared"
         if status == "succeeded":
             record = _record(self.jobs.result(external_id))
-            if record is None or not (Path(record["path"]) / "manifest.json").is_file():
+            if record is None or (not self.part and not (Path(record["path"]) / "manifest.json").is_file()):
                 return "gone"
         return status
 
@@ -173,7 +179,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def is_job_succeeded(self, status: str) -> bool:
         return status == "succeeded"
 
-    def poll_until_complete(self, external_id: JobId, context: Mapping[str, Any]) -> dict[str, Any]:
+    def poll_until_complete(self, external_id: Any, context: Any) -> dict[str, Any]:  # type: ignore[override]  # the mixin returns it
         """Follows the job to its end, its lines into the log."""
         self._job = external_id
         self.jobs.attach(external_id, self._owner)
@@ -209,13 +215,16 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             raise failure(self.node_name, outcome, last)
         return self.get_job_result(external_id, context)
 
-    def get_job_result(self, external_id: JobId, context: Mapping[str, Any]) -> dict[str, Any]:
+    def get_job_result(self, external_id: Any, context: Any) -> dict[str, Any]:
         """What the job made, in plain JSON."""
         outcome = self.jobs.result(external_id)
         record = _record(outcome)
         if record is None:
             said = "\n".join(outcome.output[-LAST_LINES:])
             raise AirflowException(f"{self.node_name}: the command ended well but did not say what it made\n{said}")
+        if self.part:
+            self.log.info("part %s: %s", self.part, record["done"])
+            return record
         made = "built" if record["built"] else "was finished"
         self.log.info("%s %s %s: %s", record["stage"], record["fingerprint"], made, record["path"])
         counts = record.pop("counts")
@@ -262,10 +271,11 @@ class RefreshOperator(StageOperator):
         said = subprocess.run(ask, cwd=self.cwd, env=stage_environment(), capture_output=True, text=True, timeout=600, check=False)
         if said.returncode:
             raise AirflowException(f"{self.node_name}: {inert(said.stderr[-2000:])}")
-        self.replicates = json.loads(said.stdout)["finished"]
-        if not self.replicates:
+        finished = int(json.loads(said.stdout)["finished"])
+        if not finished:
             raise AirflowException(f"{self.node_name}: no replicate of {self.experiment} is finished, so there is nothing to report on")
-        self.log.info("the report is over the replicates 0 to %s", self.replicates - 1)
+        self.log.info("the report is over the replicates 0 to %s", finished - 1)
+        self.replicates = finished
         return super().submit_job(context)
 
 
@@ -361,7 +371,8 @@ def _record(outcome: Outcome) -> dict[str, Any] | None:
 
 def failure(node_id: str, outcome: Outcome, last: Sequence[str]) -> AirflowException:
     """The error for a job that did not succeed, with its cause and its last lines."""
-    said = "; its last lines:\n" + "\n".join(last) if last else ""
+    said = f"; {outcome.scheduler}" if outcome.scheduler else ""
+    said += "; its last lines:\n" + "\n".join(last) if last else ""
     peak = f" (peak memory of one process: {outcome.peak_memory_bytes / 2**30:.2f} GiB)" if outcome.peak_memory_bytes else ""
     if outcome.out_of_memory and outcome.code != 0:
         return AirflowException(f"{node_id}: the kernel's out-of-memory killer ended it or one of its processes{peak}{said}")

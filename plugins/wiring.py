@@ -15,6 +15,7 @@ from airflow.sdk.definitions.param import ParamsDict
 from craw4llm.experiment import Experiment, Node, Parameter
 from craw4llm.stage import Stage
 from notify import RunNotifier
+from placement import operator_arguments
 
 PROJECT = Path(__file__).resolve().parent.parent
 JSON_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
@@ -51,7 +52,8 @@ OTHER_STAGES = Limits(1, 24)
 def limits_of(kind: str) -> dict[str, Any]:
     """The operator's arguments for a kind of stage."""
     limits = LIMITS.get(kind, OTHER_STAGES)
-    return {"retries": limits.retries, "execution_timeout": datetime.timedelta(hours=limits.hours), "pool": limits.pool}
+    where = operator_arguments(kind)
+    return {"retries": limits.retries, "execution_timeout": datetime.timedelta(hours=limits.hours), "pool": limits.pool, **where}
 
 
 def default_args(owner: str) -> dict[str, Any]:

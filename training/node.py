@@ -56,7 +56,9 @@ def main() -> int:
 def _lead() -> int:
     from craw4llm.__main__ import main as command
 
-    sys.argv = ["craw4llm", "run", *sys.argv[1:], "--jobs", "1"]  # in this process, which the others know
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)
+    sys.argv = ["craw4llm", "run", *given[:end], "--jobs", "1", *given[end:]]  # in this process, which the others know
     code = 0
     try:
         command()

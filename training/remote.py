@@ -2,13 +2,14 @@
 
     fetch_missing(tokens, "s3://bucket/artifacts", workers=4)
 
-The address is that of a copy of the artifact root: s3://, gs://, hf://, azure://, oci://, sftp:// (mosaicml-streaming's downloaders,
-each with the client library of its service) or a folder. An artifact that is to be completed has its manifest here; every other file of
-it may be missing. A file is fetched under another name, compared with the manifest's size and SHA-256, and renamed: two runs that want
-the same one do not meet, and a copy that is damaged or of another run is named before any work. Afterwards the artifact is as if it had
-been made here, so the order of the samples cannot differ.
+The address is that of a copy of the artifact root (`craw4llm mirror push` makes one): s3:// through fsspec where s3fs is installed; else
+and for gs://, hf://, azure://, oci://, sftp:// mosaicml-streaming's downloaders, each with the client library of its service; or a folder.
+An artifact that is to be completed has its manifest here; every other file of it may be missing. A file is fetched under another name,
+compared with the manifest's size and SHA-256, and renamed: two runs that want the same one do not meet, and a copy that is damaged or of
+another run is named before any work. Afterwards the artifact is as if it had been made here, so the order of the samples cannot differ.
 """
 
+import importlib.util
 import os
 import uuid
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ def _fetch(artifact: Artifact, address: str, entry: Mapping[str, Any]) -> None:
     remote = f"{address.rstrip('/')}/{artifact.stage}/{artifact.fingerprint}/{entry['path']}"
     final: Path = artifact.path / entry["path"]
     partial = final.with_name(f".fetching-{uuid.uuid4().hex}-{final.name}")
+    final.parent.mkdir(parents=True, exist_ok=True)
     try:
         try:
             _downloader(address).download(remote, str(partial), TIMEOUT_S)
@@ -65,6 +67,13 @@ def _fetch(artifact: Artifact, address: str, entry: Mapping[str, Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
+class _Fsspec:
+    def download(self, remote: str, local: str, timeout: float) -> None:
+        from craw4llm.mirror import fetch_file
+
+        fetch_file(remote, Path(local))
+
+
 def _downloader(address: str) -> Any:
     from craw4llm.tokens.streaming_shim import streaming
 
@@ -72,6 +81,8 @@ def _downloader(address: str) -> Any:
     from streaming.base.storage.download import CloudDownloader
 
     scheme = urlparse(address).scheme
+    if scheme == "s3" and importlib.util.find_spec("s3fs"):
+        return _Fsspec()
     try:
         return CloudDownloader.get(address if scheme else None)
     except ValueError as error:

@@ -93,9 +93,13 @@ def run(config: TrainConfig, inputs: Mapping[str, Artifact], out: Path, executio
 
 
 def estimate(config: TrainConfig, inputs: Mapping[str, Mapping[str, Count]]) -> dict[str, Count]:
-    """Size and cost of the model before anything is spent."""
+    """Size and cost of the model before anything is spent; epochs, where the tokens are counted or estimated."""
     gpu_hours = _train_flops(config) / (ASSUMED_PEAK * ASSUMED_UTILISATION) / 3600
+    unique, told = inputs.get("tokens", {}).get("tokens", (None, ""))
+    epochs = round(config.steps * config.batch_tokens / unique, 2) if unique else None
     return {
+        "unique_tokens": (unique, told.replace("tokens", "unique tokens", 1)),
+        "epochs": (epochs, "epochs"),
         "parameters": (config.shape.parameters(config.vocab_size), "parameters"),
         "steps": (config.steps, "steps"),
         "train_tokens": (config.steps * config.batch_tokens, "tokens"),

@@ -84,7 +84,7 @@ def docweb_crawls(
             title="docweb: every crawl policy, five sets of seeds",
             question="Which crawl policy finds the better pages, for the same pages crawled and for the same number of requests?",
             hypothesis="At equal pages crawled quality (the paper's policy) is far ahead; at equal fetches predicted, which estimates a "
-            "page before fetching it and selects afterwards, is at least as good (Craw4LLM, arXiv 2502.13347, compares pages crawled only).",
+            "page before fetching it and selects afterwards, is at least as good (Craw4LLM, arXiv 2502.13347, compares equal pages only).",
             reference="quality",
             at_pages=(pages // 4, pages // 2, pages),
         ),

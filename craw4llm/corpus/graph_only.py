@@ -207,31 +207,42 @@ def _edges(file: pq.ParquetFile) -> Iterator[Any]:
 def _sorted_blocks(path: Path, nodes: int, rows: int, folder: Path, memory_bytes: int) -> Iterator[Block]:
     """Edges in any order, sorted on disk: shared out to files by ranges of sources, each of which is sorted in memory."""
     buckets = max(1, min(512, 32 * rows // memory_bytes + 1))
+    if buckets == 1:
+        yield from _blocks(np.concatenate([_keys(batch) for batch in _edges(pq.ParquetFile(path))]), 0, nodes)
+        return
     width = -(-nodes // buckets)
     streams = [(folder / f"{b:04}").open("wb") for b in range(buckets)]
     try:
         for batch in _edges(pq.ParquetFile(path)):
-            source = batch.column("source").to_numpy().astype(np.uint64)
-            key = source << np.uint64(32) | batch.column("target").to_numpy().astype(np.uint64)
-            if buckets == 1:
-                streams[0].write(key.tobytes())
-                continue
-            bucket = (source // np.uint64(width)).astype(np.int64)
+            keys = _keys(batch)
+            bucket = ((keys >> np.uint64(32)) // np.uint64(width)).astype(np.int64)
             order = np.argsort(bucket, kind="stable")
             ends = np.cumsum(np.bincount(bucket, minlength=buckets))
-            for b, some in enumerate(np.split(key[order], ends[:-1])):
+            for b, some in enumerate(np.split(keys[order], ends[:-1])):
                 streams[b].write(some.tobytes())
     finally:
         for stream in streams:
             stream.close()
     for b in range(buckets):
         name = folder / f"{b:04}"
-        keys = distinct(np.fromfile(name, dtype=np.uint64))
+        keys = np.fromfile(name, dtype=np.uint64)
         name.unlink()
-        first, stop = min(b * width, nodes), min((b + 1) * width, nodes)
-        for low in range(first, stop, BLOCK_PAGES):
-            high = min(low + BLOCK_PAGES, stop)
-            begin, end = np.searchsorted(keys, [np.uint64(low << 32), np.uint64(high << 32)])
-            some = keys[begin:end]
-            counts = np.bincount((some >> np.uint64(32)).astype(np.int64) - low, minlength=high - low)
-            yield np.concatenate(([0], np.cumsum(counts))), (some & np.uint64(2**32 - 1)).astype(np.uint32)
+        yield from _blocks(keys, min(b * width, nodes), min((b + 1) * width, nodes))
+
+
+def _keys(batch: Any) -> NDArray[np.uint64]:
+    """source << 32 | target."""
+    source, target = (batch.column(name).to_numpy().astype(np.uint64) for name in ("source", "target"))
+    keys: NDArray[np.uint64] = (source << np.uint64(32)) | target
+    return keys
+
+
+def _blocks(keys: NDArray[np.uint64], first: int, stop: int) -> Iterator[Block]:
+    """The nodes first to stop - 1, whose edges these are, in any order."""
+    keys = distinct(keys)
+    for low in range(first, stop, BLOCK_PAGES):
+        high = min(low + BLOCK_PAGES, stop)
+        begin, end = np.searchsorted(keys, [np.uint64(low << 32), np.uint64(high << 32)])
+        some = keys[begin:end]
+        counts = np.bincount((some >> np.uint64(32)).astype(np.int64) - low, minlength=high - low)
+        yield np.concatenate(([0], np.cumsum(counts))), (some & np.uint64(2**32 - 1)).astype(np.uint32)

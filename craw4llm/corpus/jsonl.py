@@ -6,8 +6,9 @@
 
 A plain file is cut into ranges of bytes, which are read anywhere; a compressed one is read from its start. The `position` of a page or
 reject is the byte, in the uncompressed file, where its line begins. A line that is no object, has broken UTF-8, is longer than
-MAX_LINE_BYTES, or is cut off by the file's end is one reject; the lines after it are read. Where a compressed file is damaged, its rest is
-one reject. A line that goes on for MAX_SKIPPED_BYTES (a decompression bomb) ends its file.
+MAX_LINE_BYTES, or is cut off by the file's end is one reject; the lines after it are read. Where a compressed file is damaged, all after
+the last gzip member whose checksum is right is one reject: it may be wrong without looking so. A file that is only cut off is read up to
+there. A line that goes on for MAX_SKIPPED_BYTES (a decompression bomb) ends its file.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from craw4llm.configs import Column
 from craw4llm.corpus.fields import MAX_RECORD_BYTES, field_names, page_of
-from craw4llm.corpus.records import Page, Reject, Skipped, Source
+from craw4llm.corpus.records import Page, ReadAgain, Reject, Skipped, Source
 from craw4llm.errors import InputError
 
 ENDINGS = tuple(f"{name}{packed}" for name in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst"))
@@ -44,6 +45,7 @@ class LineChunk:
     stop: int | None
     names: dict[str, str]
     records: int | None = None
+    sound: int | None = None  # of a damaged file: so many uncompressed bytes are proved right by their checksums
 
     @property
     def label(self) -> str:
@@ -63,6 +65,12 @@ class LineChunk:
             lines = _lines(stream, 0)
         for position, line, reason in lines:
             if self.stop is not None and position >= self.stop:
+                break
+            if reason == "damaged" and self.sound is None and self.file.lower().endswith((".gz", ".zst")):
+                # Damage shows after it was decompressed: lines before it may be wrong without looking so.
+                raise ReadAgain(dataclasses.replace(self, sound=_sound_bytes(Path(self.path))))
+            if self.sound is not None and position + max(1, len(line)) > self.sound:
+                yield Reject(self.file, position, "", "damaged")
                 break
             if reason:
                 yield Reject(self.file, position, "", reason)
@@ -136,6 +144,26 @@ def _open(path: Path) -> BinaryIO:
     if name.endswith(".zst"):
         return pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd")  # type: ignore[no-any-return]
     return path.open("rb")
+
+
+def _sound_bytes(path: Path) -> int:
+    """Uncompressed bytes of the gzip members before the first that is damaged; 0 for other packings, which prove nothing."""
+    if not path.name.lower().endswith(".gz"):
+        return 0
+    sound = 0
+    with path.open("rb") as stream:
+        member, size, block = zlib.decompressobj(31), 0, b""
+        while block := block or stream.read(_BLOCK):
+            try:
+                while block and not member.eof:
+                    size += len(member.decompress(block, _BLOCK))
+                    block = member.unconsumed_tail
+            except zlib.error:
+                break
+            if member.eof:
+                sound, block = sound + size, member.unused_data
+                member, size = zlib.decompressobj(31), 0
+    return sound
 
 
 def _lines(stream: BinaryIO, at: int) -> Iterator[tuple[int, bytes, str]]:

@@ -31,7 +31,7 @@ import xxhash
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.prepare import Gathered, Run
-from craw4llm.corpus.records import Chunk, Source
+from craw4llm.corpus.records import Chunk, ReadAgain, Source
 from craw4llm.errors import StageError
 
 FORMAT = 1  # of the files; raised when they change, so that those of an older version are written again
@@ -105,6 +105,14 @@ def plan_parts(source: Source, folder: Path, config: CorpusConfig, run_bytes: in
 
 def write(task: Task) -> Part:
     """Reads the chunks and writes the part. Runs in any process; what it writes depends on the task alone."""
+    try:
+        return _write(task)
+    except ReadAgain as again:
+        chunks = tuple(again.chunk if chunk.label == again.chunk.label else chunk for chunk in task.chunks)
+        return write(dataclasses.replace(task, chunks=chunks))
+
+
+def _write(task: Task) -> Part:
     task.folder.mkdir(parents=True, exist_ok=True)
     record = _record_path(task)
     record.unlink(missing_ok=True)

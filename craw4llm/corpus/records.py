@@ -116,6 +116,15 @@ class Chunk(Protocol):
     def read(self) -> Iterator[Page | Reject | Skipped]: ...
 
 
+class ReadAgain(Exception):
+    """Raised by a chunk's `read` that finds too late that what it gave may be wrong (a checksum at the end). The part that reads it drops
+    what it has, and begins again with `chunk`, of the same label, in its place."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        super().__init__(chunk)
+        self.chunk = chunk
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
     """An opened source.

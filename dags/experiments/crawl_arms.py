@@ -51,13 +51,13 @@ MOST = 10**12
         "train_seed": (0, 2**31),
     },
     help={
-        "policies": "crawl policies to compare; the first is the reference that the others are compared with. May know the page's text before "
-        f"it is ordered (each look costs a fetch): {', '.join(p for p, k in KNOWLEDGE.items() if k == 'target_text')}; the whole link graph: "
-        f"{', '.join(p for p, k in KNOWLEDGE.items() if k == 'full_graph')}; the others only what a live crawler has",
-        "comparisons": "equal_pages: the first `budget` pages crawled; equal_fetches: the best of as many pages fetched as the first policy "
-        "fetched; pool_multiple: the best of `pool_multiple` times the pages crawled",
+        "policies": "crawl policies to compare; the first is the reference that the others are compared with. May know the page's text "
+        f"before it is ordered (each look costs a fetch): {', '.join(p for p, k in KNOWLEDGE.items() if k == 'target_text')}; the "
+        f"whole link graph: {', '.join(p for p, k in KNOWLEDGE.items() if k == 'full_graph')}; the others only what a live crawler has",
+        "comparisons": "equal_pages: the first `budget` pages crawled; equal_fetches: the best of as many pages fetched as the first "
+        "policy fetched; pool_multiple: the best of `pool_multiple` times the pages crawled",
         "oracle": "also a sample of the best-scored pages of the whole corpus, no crawl",
-        "corpus": "a Parquet file (url, text, outlinks), a folder with web.json or another source that `craw4llm` reads, or the word synthetic",
+        "corpus": "a Parquet file (url, text, outlinks), a folder with web.json, another source that `craw4llm` reads, or synthetic",
         "synthetic_pages": "pages of the synthetic web, where the corpus is that",
         "heldout_fraction": help_of(CorpusConfig, "heldout_fraction"),
         "dangling_links": help_of(CorpusConfig, "dangling_links"),

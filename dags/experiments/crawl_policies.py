@@ -12,6 +12,7 @@ from training.configs import ReportConfig
     replicates=1,
     until_replicates=3,
     approve_above_gpu_hours=24.0,
+    parts={"corpus": 200, "score": 500, "tokenize": 32},
     tags=("paper", "gpu"),
     help={
         "corpus": "ClueWeb22-A English as delivered, or another collection; under a licence: not to be had by the project",

@@ -14,6 +14,7 @@ LIVE: tuple[Policy, ...] = ("predicted", "parent_mean", "parent_max", "parent_mi
     replicates=1,
     until_replicates=3,
     approve_above_gpu_hours=24.0,
+    parts={"corpus": 200, "score": 500, "tokenize": 32},
     tags=("gpu", "requests"),
     help={
         "corpus": "ClueWeb22-A English as delivered, or another collection",

@@ -15,6 +15,7 @@ POLICIES: tuple[Policy, ...] = ("quality", "random", "indegree")
     replicates=1,
     until_replicates=5,
     approve_above_gpu_hours=24.0,
+    parts={"corpus": 200, "score": 500, "tokenize": 32},
     tags=("gpu", "scaling"),
     help={
         "corpus": "ClueWeb22-A English as delivered, or another collection",

@@ -1,5 +1,6 @@
 """Experiments: parameters, the graph that follows from the arms, names of its nodes."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -148,3 +149,26 @@ def test_tiny_has_one_crawl_per_policy_and_two_arms_on_each() -> None:
     assert len(graph.results) == 11
     assert all(len(by_replicate) == 2 for by_replicate in graph.results.values())
     assert load("tiny").doc.startswith("Question:")
+
+
+def bounded(replicate: int = 0, *, policies: str = "random", pages: int = 3, share: float = 0.5) -> Arms:
+    raise AssertionError("not built here")
+
+
+def test_numbers_have_bounds_and_lists_have_words() -> None:
+    declared = experiment(lists={"policies": ("random", "quality")}, bounds={"pages": (1, 10), "share": (0.0, None)})(bounded)
+    assert declared.values({"policies": " quality, random", "pages": "10"}) == {"policies": "quality,random", "pages": 10, "share": 0.5}
+    for given, expected in (
+        ({"pages": 0}, "pages is 0; expected at least 1 and at most 10"),
+        ({"pages": "11"}, "pages is 11"),
+        ({"share": -1}, "share is -1.0; expected at least 0.0"),
+        ({"share": "nan"}, "share is nan; expected a finite number"),
+        ({"policies": "random,random"}, "policies is 'random,random'; expected some of random, quality, each once"),
+        ({"policies": "qualty"}, "policies is 'qualty'"),
+        ({"policies": ""}, "policies is ''"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            declared.values(given)
+    for wrong in ({"bounds": {"page": (1, 2)}}, {"lists": {"page": ("a",)}}, {"until_replicates": -1}):
+        with pytest.raises(ConfigError):
+            experiment(**wrong)(bounded)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Every declared experiment is a DAG whose tasks, edges, groups and form are those of its stage graph; parsing is cheap and repeatable."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,7 +15,8 @@ from airflow.sdk import DAG, TaskGroup
 from craw4llm.configs import CorpusConfig, CrawlConfig, SyntheticWeb
 from craw4llm.experiment import Arms, Experiment, Graph, expand, load, names
 from craw4llm.stage import Stage
-from stage_operator import StageOperator
+from plan_operator import ClaimOperator, PlanOperator, mapped
+from stage_operator import RefreshOperator, StageOperator
 from training.configs import ReportConfig
 
 DAGS = airflow_env.PROJECT / "dags"
@@ -42,7 +44,13 @@ def bag() -> DagBag:
     return DagBag(DAGS)
 
 
-@pytest.fixture(scope="module", params=names())
+# DAGs beside those that are experiments: the form, and reruns of experiments with a schedule.
+FORM = "crawl_arms"
+DECLARED = [name for name in names() if name != FORM]
+RERUNS = [f"{name}_reruns" for name in DECLARED if load(name).schedule]
+
+
+@pytest.fixture(scope="module", params=DECLARED)
 def declared(request: pytest.FixtureRequest) -> Experiment:
     return load(request.param)
 
@@ -59,22 +67,26 @@ def dag(bag: DagBag, declared: Experiment) -> DAG:
 
 def test_every_experiment_is_a_dag_and_nothing_else_is(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert sorted(bag.dags) == names()
-    assert "tiny" in bag.dags
+    assert sorted(bag.dags) == sorted([*DECLARED, *RERUNS, FORM])
+    assert {"tiny", "tiny_reruns", "crawl_policies", "live_feasible", "size_ladder", FORM} <= set(bag.dags)
 
 
 def test_every_file_below_dags_is_a_dag_file_or_a_declaration() -> None:
     files = {path.relative_to(DAGS).as_posix() for path in DAGS.rglob("*.py") if "__pycache__" not in path.parts}
     declarations = {f"experiments/{name}.py" for name in names()}
-    assert {name for name in files if not name.startswith("experiments/_")} == declarations | {"crawl_to_quality.py"}
+    assert {name for name in files if not name.startswith("experiments/_")} == declarations | {"crawl_to_quality.py", "crawl_arms.py"}
 
 
 def test_tasks_and_edges_are_the_stage_graph(dag: DAG, graph: Graph) -> None:
-    assert set(dag.task_ids) == {node.id for node in graph.nodes}
+    parts = {name for name in dag.task_ids if name.endswith("_parts")}
+    assert set(dag.task_ids) == {node.id for node in graph.nodes} | {"plan"} | parts
     for node in graph.nodes:
         task = dag.get_task(node.id)
         assert isinstance(task, StageOperator)
-        assert task.upstream_task_ids == set(node.upstream), node.id
+        before = f"{node.id}_parts"
+        edges = dag.get_task(before).upstream_task_ids if before in parts else task.upstream_task_ids
+        assert edges == (set(node.upstream) or {"plan"}), node.id
+        assert before not in parts or task.upstream_task_ids == {before}
         assert task.operator_name == node.stage.config.stage
         assert (task.experiment, task.replicates) == (graph.experiment, graph.replicates)
         assert task.cwd == str(airflow_env.PROJECT)
@@ -108,10 +120,11 @@ def test_groups_are_the_arms_and_shared_stages_stand_outside(dag: DAG, graph: Gr
 def test_the_documentation_is_the_declarations(dag: DAG, declared: Experiment) -> None:
     assert dag.doc_md is not None and dag.doc_md.startswith(declared.doc) and len(declared.doc) > 100
     assert set(declared.tags) <= dag.tags
-    assert dag.description and "\n" not in dag.description
+    assert dag.description and "\n" not in dag.description and dag.description.endswith("?")
     for task in dag.tasks:
-        assert f"craw4llm run {dag.dag_id} --only {task.task_id}" in (task.doc_md or "")
         assert task.owner == "craw4llm"
+        if isinstance(task, StageOperator):
+            assert f"craw4llm run {dag.dag_id} --only {task.task_id}" in (task.doc_md or "")
 
 
 def test_a_run_can_be_triggered_only_by_hand_and_tasks_have_limits(dag: DAG) -> None:
@@ -119,7 +132,8 @@ def test_a_run_can_be_triggered_only_by_hand_and_tasks_have_limits(dag: DAG) -> 
     assert not dag.catchup
     for task in dag.tasks:
         assert task.retries >= 1 and task.retry_exponential_backoff
-        assert task.execution_timeout is not None
+        assert task.pool == ("gpu" if task.operator_name in ("train", "evaluate") else "cpu")
+        assert task.execution_timeout is not None or task.task_id == "plan", "an approval may take days"
     trains = [task for task in dag.tasks if task.operator_name == "train"]
     assert trains and all(task.execution_timeout.days >= 14 for task in trains)
 
@@ -133,8 +147,9 @@ def test_the_form_has_the_parameters_with_type_default_and_help(dag: DAG, declar
         assert type(field.value) is parameter.type
         wanted = types[parameter.type]
         assert field.schema["type"] == ([wanted, "null"] if parameter.default == "" else wanted)
+        assert (field.schema.get("minimum"), field.schema.get("maximum")) == (parameter.low, parameter.high)
         assert field.description == (parameter.help or None)
-    assert all(task.parameters == tuple(declared.parameters) for task in dag.tasks)
+    assert all(task.parameters == tuple(declared.parameters) for task in dag.tasks if isinstance(task, StageOperator | PlanOperator))
 
 
 @pytest.mark.parametrize("values", [{"pages": "many"}, {"pages": 10.5}, {"pages": None}, {"corpus": None}, {"heldout_fraction": "NaN"}])
@@ -155,13 +170,100 @@ def test_parsing_is_quick_light_and_the_same_for_any_hash_seed() -> None:
         assert parsed["heavy"] == []
         assert max(parsed["seconds"].values()) < 1.0
     assert found[0]["sha256"] == found[1]["sha256"]
-    assert set(found[0]["sha256"]) == set(names())
+    assert set(found[0]["sha256"]) == {*DECLARED, *RERUNS, FORM}
     assert max(found[0]["bytes"].values()) < 1_000_000
 
 
 def test_a_broken_declaration_is_named_in_the_import_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text('"""Nothing."""\n')
     monkeypatch.setenv("CRAW4LLM_EXPERIMENTS", str(tmp_path))
-    (error,) = DagBag(DAGS).import_errors.values()
+    (error,) = DagBag(DAGS / "crawl_to_quality.py").import_errors.values()
     assert "declares no experiment called 'broken'" in error
     assert "while making the DAG of the experiment 'broken'" in error
+
+
+def test_a_rerun_is_one_replicate_with_its_number_left_open(bag: DagBag) -> None:
+    dag, graph = bag.dags["tiny_reruns"], expand(load("tiny"), replicates=1)
+    stages = {task.task_id: task for task in dag.tasks if isinstance(task, StageOperator)}
+    assert set(stages) == {node.id for node in graph.nodes}
+    for node in graph.nodes:
+        assert stages[node.id].upstream_task_ids == (set(node.upstream) or {"plan"}), node.id
+    train = stages["quality.equal_pages.train"]
+    assert train.node == "quality.equal_pages.train_r{{ ti.xcom_pull('claim')['replicate'] }}"
+    assert stages["corpus"].node == "corpus" and isinstance(stages["report"], RefreshOperator)
+    assert isinstance(dag.get_task("claim"), ClaimOperator) and dag.get_task("plan").upstream_task_ids == {"claim"}
+    release = dag.get_task("release")
+    assert release.is_teardown, "it runs whatever happened, and does not make a failed run a success"
+    assert dag.is_paused_upon_creation and dag.max_active_runs == 1 and not dag.catchup
+
+
+def test_reruns_follow_the_clock_and_the_corpus_and_scorer(bag: DagBag) -> None:
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    stored = json.dumps(DagSerialization.to_dict(bag.dags["tiny_reruns"])["dag"]["timetable"])
+    assert "0 4 * * 1" in stored
+    news = {alias.name for task in bag.dags["tiny"].tasks for alias in task.outlets if type(alias).__name__ == "AssetAlias"}
+    assert len(news) == 2 and all(f'"{name}"' in stored for name in news)
+
+
+def test_every_stage_publishes_an_asset_of_its_own(dag: DAG, graph: Graph) -> None:
+    uris = [outlet.uri for node in graph.nodes for outlet in dag.get_task(node.id).outlets if hasattr(outlet, "uri")]
+    assert uris == [f"x-craw4llm://{dag.dag_id}/{node.id}" for node in graph.nodes]
+
+
+def test_the_forms_chain_is_mapped_over_arms_by_name(bag: DagBag) -> None:
+    dag = bag.dags[FORM]
+    chain = ["select", "tokenize", "train", "evaluate"]
+    for before, after in itertools.pairwise(chain):
+        assert f"arm.{before}" in dag.get_task(f"arm.{after}").upstream_task_ids
+    assert dag.get_task("arm.train").get_closest_mapped_task_group() is not None
+    for name in ("crawl", "first_crawl", "scorer", *(f"arm.{kind}" for kind in chain)):
+        assert dag.get_task(name).map_index_template == "{{ task.shown_as }}"
+    assert dag.get_task("plan").upstream_task_ids == set()
+    assert set(dag.params) == {*load(FORM).parameters, "replicates", "launcher"}
+    assert all(field.description for name, field in ((n, dag.params.get_param(n)) for n in dag.params)), "every field says what it is"
+
+
+def test_what_the_form_maps_over_is_the_plans_graph() -> None:
+    from craw4llm.execution import Execution
+    from craw4llm.plan import summary
+    from craw4llm.runner import make_plan
+
+    graph = expand(load(FORM), {"corpus": "synthetic", "policies": "quality,pagerank,random"}, 2)
+    lists = mapped(summary(make_plan(graph, Execution(root=Path("/nonexistent/root")))))
+    assert [e["node"] for e in lists["first_crawls"]] == ["quality.crawl"]
+    assert sorted(e["node"] for e in lists["crawls"]) == ["pagerank.crawl", "random.crawl"]
+    assert sorted(e["node"] for e in lists["scorers"]) == ["pagerank.rank", "scorer"]
+    assert len(lists["models"]) == 2 * 7 and lists["models"][1]["shown_as"] == "quality/equal_pages #1"
+    for model in lists["models"]:
+        arm = model["shown_as"].partition(" ")[0].replace("/", ".")
+        number = model["shown_as"][-1]
+        assert model == {
+            "shown_as": model["shown_as"], "select": f"{arm}.select", "tokenize": f"{arm}.tokenize",
+            "train": f"{arm}.train_r{number}", "evaluate": f"{arm}.evaluate_r{number}",
+        }  # fmt: skip
+    done = {"corpus", "tokenizer", "heldout", "score", "report"} | {
+        e["node"] for k in ("scorers", "first_crawls", "crawls") for e in lists[k]
+    }
+    done |= {node for model in lists["models"] for kind, node in model.items() if kind != "shown_as"}
+    assert done == {node.id for node in graph.nodes}, "every stage has a task"
+
+
+def test_parts_stay_under_airflows_limit(bag: DagBag) -> None:
+    for name in ("crawl_policies", "live_feasible", "size_ladder"):
+        parts = [task for task in bag.dags[name].tasks if task.task_id.endswith("_parts")]
+        assert {task.task_id for task in parts} >= {"corpus_parts"}
+        for task in parts:
+            wanted = task.expand_input.value["part"]
+            assert 1 < len(wanted) <= 1000 and wanted[-1] == f"{len(wanted)}/{len(wanted)}"
+
+
+def test_what_is_in_bounds_for_the_form_is_in_bounds_for_the_configs() -> None:
+    """The lowest value of each number is accepted by the stage's own config, and one below is refused by the experiment, by name."""
+    declared = load(FORM)
+    for name, parameter in declared.parameters.items():
+        if parameter.low is not None:
+            with pytest.raises(Exception, match=f"{name} is"):
+                declared.values({name: parameter.low - 1})
+    lowest = {"corpus": "synthetic", "budget": 1, "batch_pages": 1, "seed_count": 1, "vocab_size": 257, "top_fraction": 1e-6}
+    assert expand(declared, lowest).nodes

@@ -31,6 +31,17 @@ SERVER = airflow_env.PROJECT / "scripts" / "airflow_server.py"
 VALUES = {"pages": 40, "web_pages": 400, "train_tokens": 20480}
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Stages are forked from a process that has the libraries loaded, as under the server: twenty of them start in seconds."""
+    place = tmp_path_factory.mktemp("warm") / "s"
+    process = subprocess.Popen([sys.executable, str(airflow_env.PROJECT / "plugins" / "warm_start.py"), str(place)])
+    wait_for(place.exists, 120)
+    yield str(place)
+    process.terminate()
+    process.wait(10)
+
+
 def planned(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
     """Task id -> (stage, fingerprint), as the command line would name them."""
     monkeypatch.setenv("CRAW4LLM_EXPERIMENTS", str(EXPERIMENTS))
@@ -43,7 +54,8 @@ def digests(root: Path, names: dict[str, tuple[str, str]]) -> dict[str, str]:
     return {task_id: Store(root).open(stage, fingerprint).digest for task_id, (stage, fingerprint) in names.items()}
 
 
-def test_dag_test_makes_what_the_command_line_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dag_test_makes_what_the_command_line_makes(warm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAW4LLM_WARM_START", warm)
     root = tmp_path / "artifacts"
     names = planned(root, monkeypatch)
     monkeypatch.setenv("CRAW4LLM_ROOT", str(root))
@@ -51,7 +63,8 @@ def test_dag_test_makes_what_the_command_line_makes(tmp_path: Path, monkeypatch:
     run = DagBag(airflow_env.PROJECT / "dags").dags["mini"].test(run_conf=VALUES)
     assert run.state == "success"
     tasks = {ti.task_id: ti for ti in run.get_task_instances()}
-    assert set(tasks) == set(names)
+    assert set(tasks) == {*names, "plan"}
+    assert tasks["plan"].xcom_pull(task_ids="plan")["stages_to_do"] == len(names)
     made = {}
     for task_id, (stage, fingerprint) in names.items():
         record = tasks[task_id].xcom_pull(task_ids=task_id)
@@ -66,6 +79,31 @@ def test_dag_test_makes_what_the_command_line_makes(tmp_path: Path, monkeypatch:
     )  # fmt: skip
     assert f"nothing to do, all {len(names)} stages are finished" in done.stdout
     assert digests(root, names) == made
+
+
+@pytest.mark.slow
+def test_reruns_add_a_replicate_each_until_there_are_enough(warm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run of the DAG of reruns claims the next replicate and reports on all; the one after the last skips, and says why."""
+    monkeypatch.setenv("CRAW4LLM_WARM_START", warm)
+    root = tmp_path / "artifacts"
+    monkeypatch.setenv("CRAW4LLM_EXPERIMENTS", str(EXPERIMENTS))
+    monkeypatch.setenv("CRAW4LLM_ROOT", str(root))
+    initdb()
+    dag = DagBag(airflow_env.PROJECT / "dags" / "crawl_to_quality.py").dags["lasting_reruns"]
+    conf = {"train_tokens": 5120}
+    finished = []
+    for _ in range(3):
+        run = dag.test(run_conf=conf)
+        assert run.state == "success"
+        tasks = {ti.task_id: ti for ti in run.get_task_instances()}
+        claimed = tasks["claim"].xcom_pull(task_ids="claim")
+        report = Store(root).open("report", tasks["report"].xcom_pull(task_ids="report")["fingerprint"])
+        finished.append((claimed["replicate"], report.count("replicates")))
+    assert finished == [(0, 1), (1, 2), (2, 3)]
+    assert len(list((root / "train").glob("[0-9a-f]*"))) == 3 and len(list((root / "corpus").glob("[0-9a-f]*"))) == 1
+    run = dag.test(run_conf=conf)
+    states = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
+    assert states.pop("release") == "success" and set(states.values()) == {"skipped"}
 
 
 # --- with a real server
@@ -190,7 +228,7 @@ def test_a_run_by_the_scheduler_makes_what_the_command_line_makes(
     print(f"{len(names)} tasks in {time.monotonic() - began:.0f} s")
     tasks = airflow.call("GET", f"{run}/taskInstances")["task_instances"]
     assert state == "success", {task["task_id"]: task["state"] for task in tasks}
-    assert {task["task_id"]: (task["state"], task["try_number"]) for task in tasks} == {name: ("success", 1) for name in names}
+    assert {task["task_id"]: (task["state"], task["try_number"]) for task in tasks} == {name: ("success", 1) for name in (*names, "plan")}
     for task_id in ("corpus", "quality.crawl", "report"):
         record = airflow.call("GET", f"{run}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true")["value"]
         assert (record["stage"], record["fingerprint"]) == names[task_id]

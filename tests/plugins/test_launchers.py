@@ -30,7 +30,9 @@ time.sleep(600)
 
 def job(tmp_path: Path, code: str, **more: Any) -> Job:
     values: dict[str, Any] = {"grace_s": 0.5, "reprieve_s": 0.3}
-    return Job(folder=tmp_path / "job", command=[sys.executable, "-c", code], cwd=str(tmp_path), environment=dict(os.environ), **(values | more))
+    return Job(
+        folder=tmp_path / "job", command=[sys.executable, "-c", code], cwd=str(tmp_path), environment=dict(os.environ), **(values | more)
+    )
 
 
 def wait_for(true: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -67,7 +69,10 @@ def test_a_job_ends_with_its_code_and_what_it_printed(tmp_path: Path) -> None:
 
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:
     launcher = LocalLauncher()
-    code = "import time, pathlib\nfor i in range(3):\n    print('line', i, end='', flush=True); time.sleep(.1); print(flush=True)\nprint('end', end='')"
+    code = (
+        "import time, pathlib\nfor i in range(3):\n    print('line', i, end='', flush=True); time.sleep(.1); print(flush=True)\n"
+        "print('end', end='')"
+    )
     job_id, lines, place = launcher.submit(job(tmp_path, code)), [], None
     while True:
         running = launcher.status(job_id) == "running"
@@ -144,7 +149,8 @@ def test_many_tasks_for_one_job_start_it_once(tmp_path: Path) -> None:
         " cwd=str(p), environment=dict(os.environ)); print(json.dumps(LocalLauncher().submit(j)))"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(Path(launchers.__file__).parent)], stdout=subprocess.PIPE) for _ in range(5)
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(Path(launchers.__file__).parent)], stdout=subprocess.PIPE)
+        for _ in range(5)
     ]
     found = {process.communicate()[0] for process in started}
     assert len(found) == 1
@@ -176,7 +182,7 @@ def test_a_server_that_stops_ends_its_own_jobs(tmp_path: Path) -> None:
 
 
 def test_an_unknown_launcher_is_refused() -> None:
-    with pytest.raises(ValueError, match="launcher is 'lokal'; expected local"):
+    with pytest.raises(ValueError, match="launcher is 'lokal'; expected kubernetes or local or slurm"):
         launcher_named("lokal")
 
 

@@ -152,12 +152,16 @@ def test_a_stage_sees_its_folder_and_none_of_airflows_settings(tmp_path: Path, m
 
 def test_the_artifact_comes_back_as_small_plain_values_and_all_else_goes_to_the_log(tmp_path: Path) -> None:
     made = record(tmp_path / "made")
-    task = operator(tmp_path, prints(made, "import sys; print('hello', file=sys.stderr); print('::group::x \\x1b[31m'); print('{\"not\": 1}')"))
+    task = operator(
+        tmp_path, prints(made, "import sys; print('hello', file=sys.stderr); print('::group::x \\x1b[31m'); print('{\"not\": 1}')")
+    )
     lines: list[str] = []
     task._say = lambda line, last: lines.append(inert(line)) if not line.startswith('{"node') else None
     found = task.execute(context())
     assert found["counts"] == {"pages": 3} and list(found["missing"]) == ["mean_score"]
-    assert {name: found[name] for name in ("fingerprint", "path", "built")} == {name: made[name] for name in ("fingerprint", "path", "built")}
+    assert {name: found[name] for name in ("fingerprint", "path", "built")} == {
+        name: made[name] for name in ("fingerprint", "path", "built")
+    }
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert sorted(lines) == [": :group::x \\x1b[31m", "hello", '{"not": 1}']
 
@@ -172,7 +176,13 @@ def test_a_stage_publishes_where_its_manifest_is_and_its_counts(tmp_path: Path) 
 
 
 def test_a_corpus_is_news_when_its_content_has_changed(tmp_path: Path) -> None:
-    assert [republished(tmp_path, "craw4llm corpus 1", print_) for print_ in ("aa", "aa", "bb", "bb", "aa")] == [False, False, True, False, True]
+    assert [republished(tmp_path, "craw4llm corpus 1", print_) for print_ in ("aa", "aa", "bb", "bb", "aa")] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
     alias, added = AssetAlias("craw4llm corpus 1"), []
     events = {alias: SimpleNamespace(add=lambda asset, extra: added.append((asset.uri, extra["fingerprint"])))}
     republished(tmp_path / "artifacts", alias.name, "another")
@@ -323,6 +333,8 @@ open("pids", "w").write(str(child.pid))
 
 
 def test_lines_of_a_log_are_inert() -> None:
-    assert inert("::group::a ::endgroup:: \x1b]8;;javascript:x\x07 \u202e") == ": :group::a : :endgroup:: \\x1b]8;;javascript:x\\x07 \\x202e"
+    assert (
+        inert("::group::a ::endgroup:: \x1b]8;;javascript:x\x07 \u202e") == ": :group::a : :endgroup:: \\x1b]8;;javascript:x\\x07 \\x202e"
+    )
     assert len(inert("x" * 10_000)) == stage_operator.LINE_CHARS
     assert os.linesep not in inert("a\nb")

@@ -44,7 +44,10 @@ def test_every_case_is_refused_alike_by_form_api_and_command_line(shared: Path) 
         assert (trigger(conf) == "") == good, (why, trigger(conf))
         if not good:
             assert field in trigger(conf), why
-        given = [f"--set={name}={json.dumps(v) if isinstance(v, dict) else ','.join(v) if isinstance(v, list) else v}" for name, v in conf.items()]
+        given = [
+            f"--set={name}={json.dumps(v) if isinstance(v, dict) else ','.join(v) if isinstance(v, list) else v}"
+            for name, v in conf.items()
+        ]
         done = CliRunner().invoke(cli, ["plan", "crawl_arms", "--set=corpus=synthetic", *given])
         text = isinstance(conf[field], str) and why.startswith("scientific")  # on a command line everything is text
         assert (done.exception is None) == (good or text), (why, done.output)

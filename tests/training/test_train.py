@@ -394,7 +394,7 @@ def test_after_a_loss_that_is_no_number_a_finite_state_is_left(
         return loss(*args) * (float("nan") if calls == 6 else 1.0)
 
     config = config_for(10)
-    with monkeypatch.context() as patch, pytest.raises(StageError, match="the loss is nan .* at step 5 of 10"):
+    with monkeypatch.context() as patch, pytest.raises(StageError, match=r"the loss is nan .* at step 5 of 10"):
         patch.setattr(training.optimizer, "language_model_loss", sixth_is_nan)
         fit(config, inputs, dataclasses.replace(execution, save_every_s=0.0))
     (*_, newest) = saved_steps(execution.root / "train" / ".partial-model")
@@ -467,6 +467,10 @@ def test_estimate_of_the_papers_run(published: TrainConfig) -> None:
     assert facts["train_flops"][0] == pytest.approx(9.10e19, rel=1e-3)
     assert facts["gpu_hours"][0] == pytest.approx(63.9, rel=2e-3)
     assert "assuming 40%" in facts["gpu_hours"][1]
+    assert facts["epochs"][0] is None  # nothing is known of the tokens
+    facts = train.estimate(published, {"tokens": {"tokens": (8_232_108_032, "tokens, at 4.3 bytes a token (assumed)")}})
+    assert facts["unique_tokens"] == (8_232_108_032, "unique tokens, at 4.3 bytes a token (assumed)")
+    assert facts["epochs"][0] == 4.0
 
 
 def test_planning_imports_no_torch() -> None:

@@ -33,8 +33,8 @@ _INK = "#010203"  # stands for currentColor until the SVG is written; no line us
 _COLOURS = ("#1f7fc4", "#d55e00", "#0a9a70", "#8c6bd1", "#c4629a", "#a6761d", "#7f7f7f", "#1391a5", "#d04a4a")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 3)))
 _POLICIES = (
-    "quality", "parent_mean", "indegree", "random", "breadth_first", "parent_max", "seen_indegree", "parent_first", "parent_min",
-    "predicted", "pagerank", "harmonic", "oracle",
+    "quality", "parent_mean", "indegree", "random", "predicted", "breadth_first", "parent_max", "seen_indegree", "parent_first",
+    "parent_min", "pagerank", "harmonic", "oracle",
 )  # fmt: skip
 _RC: Any = {
     "svg.hashsalt": "craw4llm",
@@ -91,7 +91,7 @@ def curve_figure(measure: Measure, curves: Sequence[Curve], marker: int | None =
         for band in found:
             colour, dash = styles[band.policy]
             if band.low is not None and band.high is not None:
-                panel.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
+                panel.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15 if len(found) <= 6 else 0.06, linewidth=0)
             panel.plot(band.x, band.y, color=colour, linestyle=dash, linewidth=1.8)
             ends.append((band.policy, float(band.x[-1]), float(band.y[-1])))
         panel.set_xlabel(of_x)

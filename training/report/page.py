@@ -39,6 +39,8 @@ from training.report.verdict import DRAWS, Pair, SeedSpread
 MISSING = "—"
 FEWEST_PAGES = 30  # held-out pages for a verdict on the best tenth: a bootstrap of fewer is too sure of itself
 SCHEMA = 1
+MOST_NAMED = 4  # arms named in a sentence of the answer
+MOST_ADVISED = 30  # further replicates that a sentence of the answer asks for
 WITHOUT = "Without results"
 SORT_SCRIPT = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
 SORT_HASH = "sha256-" + base64.b64encode(hashlib.sha256(SORT_SCRIPT.encode()).digest()).decode()
@@ -362,7 +364,7 @@ def crawl_answers(w: Words) -> list[dict[str, str]]:
             amount = f"{point.pages:,} pages" if measure == "mean_score_at_pages" else f"{fetches:,.0f} requests, best {point.keep:,} kept"
             text = f"{best['policy']} has the highest mean score, {best[measure]:.3f}. "
             if len(pairs) and any(len(p.replicates) > 1 for p in pairs):
-                text += f"{w.study.reference}: " + _outcomes(w.study, w.study.reference, pairs, "beats", "loses to")
+                text += _outcomes(w.study, w.study.reference, pairs, f"{w.study.reference} beats", f"{w.study.reference} loses to")
             elif pairs:
                 text += "Each policy crawled from one set of seeds: nothing is decided."
             found.append({"heading": f"{kind} ({amount})", "text": text})
@@ -382,8 +384,8 @@ def answers(study: Study, costs: Mapping[str, Costs], comparisons: Sequence[Comp
         against = [pairs[key] for name in members if (key := frozenset((name, reference))) in pairs]
         if comparison in (OTHER_POOLS, ORACLE):
             if against and by.of_arm(reference):
-                name = f"Other pools, against {reference}" if comparison == OTHER_POOLS else f"{reference}, against the oracle"
-                found.append({"heading": name, "text": f"{reference}: " + _outcomes(study, reference, against, "beats", "loses to")})
+                name = f"{reference}, against other pools" if comparison == OTHER_POOLS else f"{reference}, against the oracle"
+                found.append({"heading": name, "text": _outcomes(study, reference, against, "It beats", "It loses to")})
             continue
         amounts = {costs[name].pages_crawled if comparison == EQUAL_PAGES else costs[name].fetches for name in members}
         amount = amounts.pop() if len(amounts) == 1 else None
@@ -404,8 +406,8 @@ def answers(study: Study, costs: Mapping[str, Costs], comparisons: Sequence[Comp
 
 def _outcomes(study: Study, one: str, pairs: Sequence[Pair], beats: str, loses: str) -> str:
     """How one arm fares in its pairs, in sentences."""
-    beaten: list[str] = []
-    lost: list[str] = []
+    beaten: list[tuple[float, str, str]] = []  # difference, name, interval
+    lost: list[tuple[float, str, str]] = []
     level: list[str] = []
     absent: list[str] = []
     for pair in pairs:
@@ -413,21 +415,34 @@ def _outcomes(study: Study, one: str, pairs: Sequence[Pair], beats: str, loses: 
         if pair.missing or pair.difference is None or pair.low is None or pair.high is None:
             absent.append(name)
         elif pair.winner is None:
-            need = "" if pair.more is None else f" (about {pair.more} more replicate{'s' if pair.more != 1 else ''} needed)"
+            what = "set" if pair.sampled == "sets of seeds" else "replicate"
+            need = (
+                ""
+                if pair.more is None or pair.more > MOST_ADVISED
+                else f" (about {pair.more} more {what}{'s' if pair.more != 1 else ''} needed)"
+            )
             level.append(f"{name}{need}")
         else:
             low, high = sorted((abs(pair.low), abs(pair.high)))
-            (beaten if pair.winner == one else lost).append(f"{name} by {abs(pair.difference):.4f} ({low:.4f} to {high:.4f})")
+            (beaten if pair.winner == one else lost).append((abs(pair.difference), name, f"({low:.4f} to {high:.4f})"))
     said = []
     if beaten:
-        said.append(f"{beats} {_names(beaten)}.")
+        said.append(f"{beats} {_listed(beaten)}.")
     if lost:
-        said.append(f"{loses} {_names(lost)}.")
+        said.append(f"{loses} {_listed(lost)}.")
     if level:
         said.append(f"Can't tell at 95% whether it differs from {_names(level, 'or')}.")
     if absent:
         said.append(f"No verdict without results: {_names(absent)}.")
     return " ".join(said)
+
+
+def _listed(outcomes: Sequence[tuple[float, str, str]]) -> str:
+    """Each with its difference and interval; of more than MOST_NAMED only the smallest and the largest, since a table has them all."""
+    if len(outcomes) <= MOST_NAMED:
+        return _names([f"{name} by {difference:.4f} {between}" for difference, name, between in outcomes])
+    (least, nearest, _), (most, farthest, _) = min(outcomes), max(outcomes)
+    return f"{len(outcomes)} others, by {least:.4f} ({nearest}) to {most:.4f} ({farthest})"
 
 
 def _names(names: Sequence[str], last: str = "and") -> str:

@@ -268,7 +268,8 @@ def draw_models(
                     "table1",
                     f"Quality per {kind}: {measured.unit} against {of_x}",
                     "One dot an arm; the lines are least squares on the logarithm, where a policy has pools of several sizes. "
-                    f"Dotted: {study.reference}. A cross says at what multiple of its amount a policy's line meets it; beyond the dots that is extrapolation.",
+                    f"Dotted: {study.reference}. A cross says at what multiple of its amount a policy's line meets it; beyond the dots it "
+                    "extrapolates.",
                     drawing,
                 )
             )
@@ -331,7 +332,7 @@ def draw_crawls(
                 "needs",
                 "crawls",
                 "Crawled, fetched and discovered until the reference is matched",
-                caption + band.replace("Band", "Bars"),
+                caption + (" Bars: means over the sets of seeds." if band else ""),
                 figures.needs_figure(rows),
             )
         )

@@ -74,11 +74,11 @@ def test_a_child_that_is_ended_from_outside_is_replaced() -> None:
 
 def test_a_child_does_not_outlive_its_parent() -> None:
     """kill -9 of the parent: a waiting child ends at once, one within a page at the end of its time."""
-    for word, limit_s in (("a", 2.0), ("hang", 4.0)):
+    for word, limit_s in (("a", 10.0), ("hang", 60.0)):  # by the clock; its time is the processor's, of which a busy machine gives less
         program = (
             "import sys; sys.path[:0] = sys.argv[1:]\n"
             "from craw4llm.corpus.extraction import Extractor, HtmlLimits\n"
-            "e = Extractor(HtmlLimits(page_seconds=1.0), 'misbehaving_reader:read')\n"
+            "e = Extractor(HtmlLimits(page_seconds=0.5), 'misbehaving_reader:read')\n"
             "print(e._running().pid, flush=True)\n"
             f"e.read([({word.encode()!r}, None)])\n"
             "print('read', flush=True)\n"
@@ -92,14 +92,14 @@ def test_a_child_does_not_outlive_its_parent() -> None:
         if word == "a":
             parent.stdout.readline()
         else:
-            time.sleep(0.5)
+            time.sleep(0.2)
         parent.kill()
         parent.wait()
         parent.stdout.close()
         waited = time.monotonic()
-        while _alive(child) and time.monotonic() - waited < 10:
+        while _alive(child):
+            assert time.monotonic() - waited < limit_s, word
             time.sleep(0.05)
-        assert time.monotonic() - waited < limit_s, word
 
 
 def _alive(pid: int) -> bool:

@@ -52,7 +52,7 @@ def test_the_short_way_gives_what_the_parser_gives() -> None:
         *["/.", "/..", "/%2e", "/%2E.", "%2e", "%41", "%zz", "//", "?", "é", "x=1&y=2"],
     ]
     short = 0
-    for _ in range(60_000):
+    for _ in range(25_000):
         path = "".join(rng.choice(pieces[:12] if rng.random() < 0.8 else pieces) for _ in range(rng.randint(0, 8)))
         url = (
             rng.choice(("https://", "http://", "HTTP://", "https:/"))
@@ -62,7 +62,7 @@ def test_the_short_way_gives_what_the_parser_gives() -> None:
         )
         short += bool(urls._CANONICAL.fullmatch(url))
         assert canonical_url(url) == by_the_parser(url), url
-    assert short > 5_000
+    assert short > 2_000
 
 
 def by_the_parser(url: str) -> str | None:

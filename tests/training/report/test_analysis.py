@@ -28,7 +28,7 @@ class Links:
 
 def test_indegree_needs_4_803_times_the_pages_by_the_papers_rows(shared: Path) -> None:
     """`spec/craw4llm.md` 2.2: .15772 + .02455 log2(x) = .2133 gives 4.803; random by the same rule 4.89."""
-    rows = {row["run"]: float(row["core_v1"]) for row in csv.DictReader((shared / "spec" / "expected_core.csv").open())}
+    rows = {row["run"]: float(row["core_v1"]) for row in csv.DictReader((shared / "spec" / "expected_core.csv").read_text().splitlines())}
     line = fit_doublings([(1, rows["indeg_1x"]), (2, rows["indeg_2x_d"]), (4, rows["indeg_4x_d"])])
     assert line is not None
     assert (line.intercept, line.slope) == (pytest.approx(0.15772, abs=5e-6), pytest.approx(0.02455, abs=5e-6))
@@ -39,7 +39,7 @@ def test_indegree_needs_4_803_times_the_pages_by_the_papers_rows(shared: Path) -
 
 
 def test_published_runs_are_the_papers_table_1(shared: Path) -> None:
-    rows = {row["run"]: row for row in csv.DictReader((shared / "spec" / "expected_core.csv").open())}
+    rows = {row["run"]: row for row in csv.DictReader((shared / "spec" / "expected_core.csv").read_text().splitlines())}
     for scorer in ("DCLM", "FineWeb-Edu"):
         runs = published(scorer)
         for run in runs.values():

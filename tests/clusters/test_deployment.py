@@ -1,0 +1,168 @@
+"""The files of a deployment: docker-compose.yaml as Compose reads it, secrets that are drawn, settings that agree, the values for
+Kubernetes."""
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from airflow_cluster import settings_file
+
+PROJECT = Path(__file__).resolve().parents[2]
+SERVICES = {"secrets", "postgres", "redis", "migrate", "api-server", "scheduler", "dag-processor", "triggerer", "worker-cpu", "worker-gpu"}
+LONG_LIVED = SERVICES - {"secrets", "migrate"}
+
+
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((PROJECT / "docker-compose.yaml").read_text()))
+
+
+def commands() -> list[list[str]]:
+    found = [["docker-compose"]] if shutil.which("docker-compose") else []
+    if shutil.which("docker") and subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
+        found.append(["docker", "compose"])
+    return found
+
+
+@pytest.mark.parametrize("profile", [[], ["--profile", "gpu"]])
+def test_compose_accepts_the_file(profile: list[str], tmp_path: Path) -> None:
+    if not commands():
+        pytest.skip("neither docker-compose nor the compose plugin is installed (Debian: apt install docker-compose)")
+    for command in commands():
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        done = subprocess.run([*command, *profile, "config"], cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        read = yaml.safe_load(done.stdout)
+        if profile:
+            assert set(read["services"]) == SERVICES
+        reserved = read["services"].get("worker-gpu", {}).get("deploy", {}).get("resources", {}).get("reservations", {})
+        assert not profile or reserved["devices"][0]["driver"] == "nvidia"
+
+
+def test_every_service_is_kept_within_bounds() -> None:
+    services = compose()["services"]
+    assert set(services) == SERVICES
+    for name, service in services.items():
+        assert service["logging"]["options"]["max-size"], name
+        assert "mem_limit" in service, name
+        assert service["image"].startswith("${"), f"{name}: its image cannot be overridden"
+        assert not service.get("privileged") and "cap_add" not in service and "network_mode" not in service
+        if name in LONG_LIVED:
+            assert "healthcheck" in service and "cpus" in service and service["restart"] == "unless-stopped", name
+        if name not in ("postgres", "redis"):
+            assert service["user"] == "${CRAW4LLM_UID:-50000}:0", name
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {"api-server": ["${BIND:-127.0.0.1}:${PORT:-8080}:8080"]}
+    assert services["worker-gpu"]["profiles"] == ["gpu"]
+    serving = [
+        name
+        for name, s in services.items()
+        if "airflow" in s.get("command", [])[:1] and s["command"][1] in ("scheduler", "triggerer", "celery")
+    ]
+    assert len(serving) == 4 and all("--skip-serve-logs" in services[name]["command"] for name in serving)
+
+
+def test_no_secret_has_a_default() -> None:
+    text = (PROJECT / "docker-compose.yaml").read_text() + (PROJECT / "deploy" / "airflow.env").read_text()
+    for line in text.splitlines():
+        if re.search(r"FERNET_KEY|JWT_SECRET|SECRET_KEY|SQL_ALCHEMY_CONN|BROKER_URL|RESULT_BACKEND", line) and not line.lstrip().startswith(
+            "#"
+        ):
+            assert re.search(r"_CMD: cat /secrets/\w+$", line), line
+    assert "POSTGRES_PASSWORD:" not in text and "_PASSWORD=" not in text
+
+
+def test_env_example_names_exactly_the_settings_of_the_file() -> None:
+    used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", (PROJECT / "docker-compose.yaml").read_text()))
+    listed = dict(re.findall(r"^#(\w+)=([^\s#]*)", (PROJECT / "deploy" / "env.example").read_text(), re.MULTILINE))
+    assert set(used) == set(listed) - {"COMPOSE_PROFILES"}
+    assert {name: value for name, value in used.items() if value} == {n: listed[n] for n in used if used[n]}
+
+
+def make_secrets(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(PROJECT / "deploy/make_secrets.py"), str(folder)], capture_output=True, text=True, check=False
+    )
+
+
+def test_secrets_are_drawn_once_and_belong_together(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert make_secrets(one).returncode == make_secrets(two).returncode == 0
+    files = sorted(p.relative_to(one) for p in one.rglob("*") if p.is_file() and p.name != "complete")
+    assert len(files) == 9 and all((one / p).read_text() != (two / p).read_text() for p in files)
+    assert all(stat.S_IMODE((one / p).stat().st_mode) == 0o600 for p in files if p.parts[0] == "airflow")
+    password = (one / "postgres/password").read_text()
+    assert password in (one / "airflow/database_url").read_text() and password in (one / "airflow/result_backend").read_text()
+    before = {p: (one / p).read_text() for p in files}
+    assert make_secrets(one).stdout == "secrets: kept\n" and {p: (one / p).read_text() for p in files} == before
+    shutil.rmtree(one / "redis")  # a volume was deleted: new secrets would lock the others out
+    refused = make_secrets(one)
+    assert refused.returncode == 1 and "redis is missing" in refused.stderr and not (one / "redis").exists()
+
+
+def test_the_same_settings_on_kubernetes() -> None:
+    values = yaml.safe_load((PROJECT / "deploy" / "helm-values.yaml").read_text())
+    shared = settings_file()
+    given = {entry["name"]: entry["value"] for entry in values["env"]}
+    assert values["executor"] == "KubernetesExecutor" and values["uid"] == 50000
+    assert {n: v for n, v in given.items() if n in shared} == {n: shared[n] for n in given if n in shared}
+    assert sum(n in shared for n in given) >= 4
+    assert "password" not in json.dumps(values).lower()
+
+
+def test_the_longest_time_out_of_a_task_is_shorter_than_redis_patience() -> None:
+    limits = (PROJECT / "plugins" / "wiring.py").read_text()
+    hours = max(eval(text, {}) for text in re.findall(r"Limits\(\d+, ([\d *]+)", limits))
+    assert int(settings_file()["AIRFLOW__CELERY_BROKER_TRANSPORT_OPTIONS__VISIBILITY_TIMEOUT"]) > hours * 3600
+
+
+def test_the_image_takes_the_locks_and_no_root() -> None:
+    text = (PROJECT / "Dockerfile").read_text()
+    assert "-r requirements/lock.txt" in text
+    assert [line for line in text.splitlines() if line.startswith("USER")] == ["USER 50000:0"]
+    ignored = (PROJECT / ".dockerignore").read_text().splitlines()
+    for source in re.findall(r"^COPY (\S+)", text, re.MULTILINE):
+        assert any(line.strip("!/") == source.split("/")[0] for line in ignored if line.startswith("!")), (
+            f"{source} is not in the build context"
+        )
+
+
+@pytest.mark.parametrize("name", ["gpu", "slurm", "kubernetes"])
+def test_shipped_placements_are_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from placement import options_of, place_of
+
+    monkeypatch.setenv("CRAW4LLM_PLACEMENT", f"deploy/placement-{name}.toml")
+    place = place_of("train")
+    assert (place.queue, place.launcher) == (("gpu", "local") if name == "gpu" else ("", name))
+    assert place_of("select").launcher == "local"
+    if name == "slurm":
+        from slurm_launcher import sbatch_options
+
+        assert "--nodes=2" in sbatch_options(options_of("slurm", "train")) and "--mem=64G" in sbatch_options(options_of("slurm", "train"))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[stages.train]\nlauncher = 'slrum'", "slrum"),
+        ("[stages.train]\nqueu = 'gpu'", "queu"),
+        ("[stages.train]\narguments = ['--set=pages=1']", "--set=pages=1"),
+        ("[stage.train]", "stage"),
+        ("[stages", "cannot be read"),
+    ],
+)
+def test_placements_that_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str) -> None:
+    from placement import PlacementError, place_of
+
+    path = tmp_path / "placement.toml"
+    path.write_text(text)
+    monkeypatch.setenv("CRAW4LLM_PLACEMENT", str(path))
+    with pytest.raises(PlacementError, match=word):
+        place_of("train")

@@ -1,0 +1,102 @@
+"""One artifact root on several hosts: processes with host names and mounts of their own (namespaces of the kernel) build the same
+artifacts."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# Builds three artifacts from its own mount of the root; says whether it built each, or dies in the middle of the first.
+BUILDER = """
+import fcntl, json, os, socket, sys, time
+from pathlib import Path
+import craw4llm.artifact as artifact
+root, locks, slow = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+artifact.DEAD_AFTER_S, artifact.HEARTBEAT_S = 3.0, 0.5
+if locks == "none":  # a file system whose locks do not reach other hosts
+    fcntl.flock = lambda *_: None
+def write(out):
+    (out / "by").write_text(socket.gethostname())
+    for _ in range(20):
+        time.sleep(slow / 20)
+        with (out / "lines").open("a") as stream:
+            stream.write("x")
+    return artifact.Result()
+built = {}
+for name in ("a", "b", "c"):
+    made, here = artifact.Store(root).build("corpus", name * 12, version=1, config={}, inputs={}, write=write)
+    built[name] = here
+    assert made.verify() == [], made.verify()
+print(json.dumps({"host": socket.gethostname(), "built": built}))
+"""
+NAMESPACES = ["unshare", "--mount", "--uts", "--propagation", "private"]
+
+
+def can_unshare() -> bool:
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        return False
+    return subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not can_unshare(), reason="no namespaces here: they need root and `unshare`")
+
+
+def start(root: Path, host: str, locks: str = "kernel", slow: float = 0.6) -> subprocess.Popen[str]:
+    mount = root.parent / host
+    mount.mkdir(exist_ok=True)
+    script = 'hostname "$1" && mount --bind "$2" "$3" && exec "${@:4}"'
+    command = [
+        *NAMESPACES,
+        "bash",
+        "-c",
+        script,
+        "start",
+        host,
+        str(root),
+        str(mount),
+        sys.executable,
+        "-c",
+        BUILDER,
+        str(mount),
+        locks,
+        str(slow),
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_each_artifact_is_built_by_one_host(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    builders = [start(root, f"host{n}") for n in range(4)]
+    said = [json.loads(builder.communicate(timeout=60)[0]) for builder in builders]
+    assert {line["host"] for line in said} == {f"host{n}" for n in range(4)}
+    for name in "abc":
+        by = [line["host"] for line in said if line["built"][name]]
+        assert [(root / "corpus" / (name * 12) / "by").read_text()] == by
+        assert (root / "corpus" / (name * 12) / "lines").read_text() == "x" * 20
+    assert sorted(p.name for p in (root / "corpus").iterdir()) == [name * 12 for name in "abc"]
+
+
+@pytest.mark.parametrize("locks", ["kernel", "none"])
+def test_a_host_that_dies_is_succeeded_when_its_heartbeat_is_old(tmp_path: Path, locks: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    first = start(root, "first", locks, slow=60)
+    until = time.monotonic() + 30
+    while not (root / "corpus" / f".partial-{'a' * 12}" / "lines").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    second = start(root, "second", locks)
+    time.sleep(1.0)
+    assert (root / "corpus" / f".partial-{'a' * 12}" / "by").read_text() == "first"  # it waits while the first lives
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    said = json.loads(second.communicate(timeout=60)[0])
+    assert said["built"] == {"a": True, "b": True, "c": True}
+    assert (root / "corpus" / ("a" * 12) / "lines").read_text() == "x" * 20  # nothing of the dead one's half is in it
