@@ -197,6 +197,11 @@ class Corpus:
         """
         return self._links.read(pages)
 
+    def release_links(self) -> None:
+        """Gives back the memory that reading links has taken."""
+        if "_links" in self.__dict__:
+            self._links.release()
+
     def link_flags(self, pages: ArrayLike) -> NDArray[np.uint8] | None:
         """uint8, bits of craw4llm.corpus.records.LinkFlag, one per target of `outlinks(pages)`; None where the source has none."""
         return None if self._flags is None else self._flags.read(pages)[1]
