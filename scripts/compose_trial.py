@@ -35,8 +35,9 @@ SUITE = "bookworm"
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 POSTGRES = """FROM craw4llm-trial-base
 RUN apt-get update && apt-get install -y --no-install-recommends postgresql && rm -rf /var/lib/apt/lists/*
-RUN mkdir -p /var/lib/postgresql/data /run/postgresql && chown -R postgres /var/lib/postgresql /run/postgresql && cp
-/usr/lib/postgresql/*/bin/* /usr/local/bin/ COPY start.sh /start.sh
+RUN mkdir -p /var/lib/postgresql/data /run/postgresql && chown -R postgres /var/lib/postgresql /run/postgresql
+RUN ln -s /usr/lib/postgresql/*/bin/* /usr/local/bin/
+COPY start.sh /start.sh
 USER postgres
 CMD ["bash", "/start.sh"]
 """
@@ -52,8 +53,9 @@ fi
 exec postgres -D pgdata -c listen_addresses='*'
 """
 REDIS = """FROM craw4llm-trial-base
-RUN apt-get update && apt-get install -y --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/* && mkdir -p /data && chown
-redis /data WORKDIR /data
+RUN apt-get update && apt-get install -y --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/*
+RUN mkdir -p /data && chown redis /data
+WORKDIR /data
 USER redis
 CMD ["redis-server"]
 """
