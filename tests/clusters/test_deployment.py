@@ -43,7 +43,8 @@ def test_compose_accepts_the_file(profile: list[str], tmp_path: Path) -> None:
         if profile:
             assert set(read["services"]) == SERVICES
         reserved = read["services"].get("worker-gpu", {}).get("deploy", {}).get("resources", {}).get("reservations", {})
-        assert not profile or reserved["devices"][0]["driver"] == "nvidia"
+        # docker-compose 1.29 accepts a number from a variable in `config` and fails on it in `up`
+        assert not profile or (reserved["devices"][0]["driver"], reserved["devices"][0]["count"]) in (("nvidia", "all"), ("nvidia", -1))
 
 
 def test_every_service_is_kept_within_bounds() -> None:
