@@ -20,7 +20,7 @@ RUN if [ "$VARIANT" = cuda ]; then \
 RUN useradd --uid 50000 --gid 0 --home-dir /opt/airflow --create-home airflow \
     && mkdir -p /opt/airflow/logs /opt/craw4llm /artifacts /secrets/airflow /secrets/postgres /secrets/redis \
     && chown -R 50000:0 /opt/airflow /artifacts /secrets \
-    && chmod -R g=u /opt/airflow /artifacts && chmod 0700 /secrets/airflow
+    && chmod -R g=u /opt/airflow /artifacts && chmod 0700 /secrets/*
 
 ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 
