@@ -44,7 +44,7 @@ CMD ["bash", "/start.sh"]
 POSTGRES_START = """set -eu
 cd /var/lib/postgresql/data
 if [ ! -s pgdata/PG_VERSION ]; then
-    initdb -D pgdata -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" --auth=scram-sha-256 --auth-local=trust
+    initdb -D pgdata -E UTF8 -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" --auth=scram-sha-256 --auth-local=trust
     echo "host all all all scram-sha-256" >> pgdata/pg_hba.conf
     pg_ctl -D pgdata -w -o "-c listen_addresses=" start
     createdb -U "$POSTGRES_USER" "$POSTGRES_DB" || true
