@@ -35,7 +35,7 @@ CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 POSTGRES = """FROM craw4llm-trial-base
 RUN apt-get update && apt-get install -y --no-install-recommends postgresql && rm -rf /var/lib/apt/lists/*
 RUN mkdir -p /var/lib/postgresql/data /run/postgresql && chown -R postgres /var/lib/postgresql /run/postgresql
-RUN cp /usr/lib/postgresql/*/bin/* /usr/local/bin/
+RUN ln -s /usr/lib/postgresql/*/bin/* /usr/local/bin/
 COPY start.sh /start.sh
 USER postgres
 CMD ["bash", "/start.sh"]
@@ -43,7 +43,7 @@ CMD ["bash", "/start.sh"]
 POSTGRES_START = """set -eu
 cd /var/lib/postgresql/data
 if [ ! -s pgdata/PG_VERSION ]; then
-    initdb -D pgdata -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" --auth=scram-sha-256 --auth-local=trust
+    initdb -D pgdata -E UTF8 -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" --auth=scram-sha-256 --auth-local=trust
     echo "host all all all scram-sha-256" >> pgdata/pg_hba.conf
     pg_ctl -D pgdata -w -o "-c listen_addresses=" start
     createdb -U "$POSTGRES_USER" "$POSTGRES_DB" || true
