@@ -76,6 +76,10 @@ class _Fsspec:
         fetch_file(remote, Path(local))
 
 
+def _has_s3fs() -> bool:
+    return importlib.util.find_spec("s3fs") is not None
+
+
 def _downloader(address: str) -> Any:
     from craw4llm.tokens.streaming_shim import streaming
 
@@ -83,7 +87,7 @@ def _downloader(address: str) -> Any:
     from streaming.base.storage.download import CloudDownloader
 
     scheme = urlparse(address).scheme
-    if scheme == "s3" and importlib.util.find_spec("s3fs"):
+    if scheme == "s3" and _has_s3fs():
         return _Fsspec()
     try:
         return CloudDownloader.get(address if scheme else None)

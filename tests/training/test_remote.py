@@ -79,6 +79,13 @@ class Bucket(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
+@pytest.fixture
+def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3:// by mosaicml-streaming's downloader; by fsspec: tests/clusters/test_mirror.py."""
+    monkeypatch.setattr("training.remote._has_s3fs", lambda: False)
+
+
+@pytest.mark.usefixtures("without_s3fs")
 def test_s3(inputs: dict[str, Artifact], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("boto3")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Bucket, directory=str(elsewhere)))
@@ -101,6 +108,7 @@ def test_s3(inputs: dict[str, Artifact], elsewhere: Path, monkeypatch: pytest.Mo
         server.server_close()
 
 
+@pytest.mark.usefixtures("without_s3fs")
 def test_a_client_that_is_not_installed_is_named(inputs: dict[str, Artifact], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.setitem(sys.modules, "boto3.s3.transfer", None)
