@@ -5,7 +5,8 @@
 
 Starts a server of its own (LocalExecutor, a free port, a temporary home) and for each row a run of the experiment `lasting`; while its
 model trains, something is killed. Prints a table: what was done, the task's final state and tries, how often the job was started, how many
-of its processes, and of those of the part of Airflow that was killed, are left 30 s after its end. Exits with 1 where a row is not as wanted.
+of its processes, and of those of a part of Airflow that was killed, are left 30 s after its end. Exits with 1 where a row is not as
+wanted.
 """
 
 import argparse
