@@ -100,9 +100,8 @@ def main() -> None:
         finally:
             server.stop()
     overhead = airflow / line - 1
-    print(
-        f"load before: {load:.1f}, between: {between:.1f}, after: {os.getloadavg()[0]:.1f}; {stages} stages, digests {'equal' if equal else 'DIFFER'}"
-    )
+    print(f"load before {load:.1f}, between {between:.1f}, after {os.getloadavg()[0]:.1f}")
+    print(f"{stages} stages, digests {'equal' if equal else 'DIFFER'}")
     print(f"{'fresh start to a healthy UI':<32} {healthy:7.1f} s")
     print(f"{'craw4llm run tiny':<32} {line:7.1f} s")
     print(f"{'DAG tiny':<32} {airflow:7.1f} s   {overhead:+.0%}   {(airflow - line) / stages:.2f} s a stage")
