@@ -16,6 +16,7 @@ import datetime
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def digests(root: Path) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # the server is stopped, whatever ends this
     values = QUICK if parser.parse_args().quick else TINY
     module = kills()
     with tempfile.TemporaryDirectory(prefix="craw4llm-overhead-") as folder:
