@@ -59,7 +59,7 @@ def {name}(replicate: int = 0, *, train_tokens: int = {tokens}) -> Arms:
 '''
 TOKENS = {"parted": 5120, "often": 6144, "rarely": 7168}  # each has models of its own
 DECLARED = {
-    "parted": f"parts={PARTS!r}, approve_above_gpu_hours=0.0",
+    "parted": f"parts={PARTS!r}, approve_above_gpu_hours=-1.0",
     "often": 'schedule="* * * * *", until_replicates=2',
     "rarely": 'schedule="0 0 1 1 *", until_replicates=3',
 }
@@ -168,8 +168,8 @@ class Trial:
         """Corpus, scores and tokens in parts, on several workers; the same bytes as by one command."""
         tasks = self.tasks("parted", run)
         counted = collections.Counter(t["task_id"] for t in tasks if t["map_index"] >= 0)
-        wanted = {f"{n}_parts": PARTS[k] for n, k in (("corpus", "corpus"), ("scores", "score"), ("heldout", "tokenize"))}
-        wanted |= {name: PARTS["tokenize"] for name in counted if name.endswith(".tokenize_parts")}
+        kinds = {"corpus": "corpus", "score": "score", "random.heldout": "tokenize", "random.tokenize": "tokenize"}
+        wanted = {f"{name}_parts": PARTS[kind] for name, kind in kinds.items()}
         self.row("mapped tasks of the parts", dict(counted), wanted)
         self.row("states of all tasks", set(self.states("parted", run)), {"success"})
         self.row("tries of all tasks", {t["try_number"] for t in tasks}, {1})
