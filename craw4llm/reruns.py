@@ -3,9 +3,10 @@
     claim(experiment, values, root, run_id)   -> {"replicate": 2, "replicates": 3, "skip": ""}
     release(experiment, values, root, run_id)    # of a run that failed: the next run takes its replicate, and goes on from what is finished
 
-The claims of one experiment with one set of parameters are a file, `<root>/index/claims/<experiment>-<hash of the values>.json`, run id ->
-replicate, changed under a lock. A run that asks again has what it had; two runs never have the same; a replicate that is finished, by
-whomever, is not given out. So an experiment's replicates are those with the numbers 0 to N - 1, and the report counts each once.
+The claims of one experiment with one set of parameters and inputs are a file, `<root>/index/claims/<experiment>-<hash of them>.json`, run
+id -> replicate, changed under a lock. A run that asks again has what it had; two runs never have the same; a replicate that is finished, by
+whomever, is not given out. So an experiment's replicates are those with the numbers 0 to N - 1, and the report counts each once. When the
+corpus or another input from outside changes, its replicates begin anew.
 """
 
 import hashlib
@@ -88,8 +89,11 @@ def enough(experiment: Experiment, given: Mapping[str, Any], root: Path, done: i
 
 
 def _path(experiment: Experiment, given: Mapping[str, Any], root: Path) -> Path:
-    values = json.dumps(experiment.values(given), sort_keys=True)
-    return root / "index" / "claims" / f"{experiment.name}-{hashlib.sha256(values.encode()).hexdigest()[:12]}.json"
+    graph = expand(experiment, given, 2)
+    fingerprints = make_plan(graph, Execution(root=root)).fingerprints
+    first = {arm: fingerprints[graph.id_of(by_replicate[0])] for arm, by_replicate in graph.results.items()}
+    identity = json.dumps([experiment.values(given), first], sort_keys=True)
+    return root / "index" / "claims" / f"{experiment.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
 
 
 def _read(path: Path) -> dict[str, int]:

@@ -9,6 +9,7 @@ Each runs the command that you would type (`craw4llm plan --json`, `craw4llm cla
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from stage_operator import HOPELESS, craw4llm, inert, refuse_unknown, settings, stage_environment
 
+NO_BREAK_SPACE = "\u00a0"
 BODY_LINES = 400  # of the plan, in the request for approval
 # Kind of a stage -> the kind that it follows in an arm's chain.
 FOLLOWS = {"evaluate": "train", "train": "tokenize", "tokenize": "select"}
@@ -96,8 +98,7 @@ class PlanOperator(CommandMixin, ApprovalOperator):
             self.log.info("%.3g GPU hours: no approval needed (from %g on)", found["gpu_hours"], self.gpu_hours)
             return found
         self.subject = f"{found['experiment']}: {found['gpu_hours']:,.1f} GPU hours, {found['disk_bytes'] / 1e9:,.1f} GB. Start it?"
-        lines = inert_lines(self.text)
-        self.body = "```\n" + "\n".join(line.replace("```", "'''") for line in lines[:BODY_LINES]) + "\n```"
+        self.body = as_markdown(inert_lines(self.text)[:BODY_LINES])
         super().execute(context)  # type: ignore[arg-type]  # raises: the task waits without holding a slot
         raise AssertionError("an approval that did not wait")
 
@@ -159,6 +160,16 @@ class ReleaseOperator(ClaimOperator):
 
 def inert_lines(text: str) -> list[str]:
     return [inert(line) for line in text.splitlines()]
+
+
+def as_markdown(lines: Iterable[str]) -> str:
+    """Lines as they are, in columns, for the UI's Markdown, whose code blocks lose line ends and spaces: a span of code a line."""
+
+    def span(line: str) -> str:
+        kept = re.sub("^ | {2,}", lambda spaces: NO_BREAK_SPACE * len(spaces[0]), line.rstrip().replace("`", "'"))
+        return f"`{kept}`" if kept else NO_BREAK_SPACE
+
+    return "  \n".join(map(span, lines))
 
 
 def mapped(facts: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:

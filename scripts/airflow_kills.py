@@ -5,7 +5,8 @@
 
 Starts a server of its own (LocalExecutor, a free port, a temporary home) and for each row a run of the experiment `lasting`; while its
 model trains, something is killed. Prints a table: what was done, the task's final state and tries, how often the job was started, how many
-of its processes are left 30 s after its end. Exits with 1 where a row is not as wanted.
+of its processes, and of those of a part of Airflow that was killed, are left 30 s after its end. Exits with 1 where a row is not as
+wanted.
 """
 
 import argparse
@@ -130,11 +131,11 @@ def run_row(row: Row, server: Server, tokens: int) -> tuple[bool, str]:
     wait_for(lambda: list(server.root.glob("train/.partial-*/states/*")), 120)  # a state is saved: training is under way
     time.sleep(3)
     ti = task()
-    did(row.name, server, path, ti, job)
+    bereft = did(row.name, server, path, ti, job)
     done = wait_for(lambda: (t := task())["state"] in ("success", "failed") and t, ENDS_WITHIN_S)
     time.sleep(0 if done["state"] == "success" else 1)
     until = time.monotonic() + GONE_WITHIN_S
-    while (left := processes_of(job)) and time.monotonic() < until:
+    while (left := processes_of(job, bereft)) and time.monotonic() < until:
         time.sleep(0.5)
     starts = len(list(job.glob("[0-9]*")))
     log = json.dumps(server.call("GET", f"{path}/logs/1?full_content=true")) if row.says else ""
@@ -145,15 +146,17 @@ def run_row(row: Row, server: Server, tokens: int) -> tuple[bool, str]:
     return wanted, result + ("" if wanted else f"   WANTED {row.state}, starts {row.starts}, left 0 {row.says}")
 
 
-def did(name: str, server: Server, path: str, ti: dict[str, Any], job: Path) -> None:
-    """What the row says."""
+def did(name: str, server: Server, path: str, ti: dict[str, Any], job: Path) -> set[int]:
+    """What the row says. Returns the sessions of Airflow's own that must have ended by the end, because their leader was killed."""
     known = json.loads((job / "0001" / "id.json").read_text())
     if name in ("task", "supervisor", "term"):
         supervisor = next(p for p in psutil.process_iter() if ti["id"] in " ".join(cmdline(p)) and "LocalExecutor" in " ".join(cmdline(p)))
         target = supervisor if name == "supervisor" else supervisor.children()[0]
         target.send_signal(signal.SIGTERM if name == "term" else signal.SIGKILL)
     elif name in ("scheduler", "api"):
-        server.part("api-server" if name == "api" else "scheduler").kill()
+        part = server.part("api-server" if name == "api" else "scheduler")
+        part.kill()
+        return {part.pid}
     elif name == "failed":
         server.call("PATCH", path, {"new_state": "failed"})
     elif name == "clear":
@@ -162,11 +165,12 @@ def did(name: str, server: Server, path: str, ti: dict[str, Any], job: Path) -> 
         server.call("POST", f"{dag}/clearTaskInstances", content)
     else:
         psutil.Process(known["pid"]).children()[0].kill()
+    return set()
 
 
-def processes_of(job: Path) -> list[psutil.Process]:
-    """Living processes that belong to any attempt of the job: the job's own, and all of its session."""
-    sessions = {json.loads(path.read_text())["pid"] for path in job.glob("*/id.json")}
+def processes_of(job: Path, bereft: set[int]) -> list[psutil.Process]:
+    """Living processes that belong to any attempt of the job (its own, and all of its session), or to a part of Airflow that was killed."""
+    sessions = bereft | {json.loads(path.read_text())["pid"] for path in job.glob("*/id.json")}
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):

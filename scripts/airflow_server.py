@@ -11,7 +11,7 @@ project and an own AIRFLOW_HOME, `.airflow`. A part that dies is started again; 
     airflow.cfg      written at every start; override single settings with AIRFLOW__SECTION__KEY variables
     secrets.json, passwords.json    made once, readable by their owner only
     logs/            of the four parts, and of every task
-    server.json      process ids while it runs
+    server.json      process ids while it runs, also of parts that have died and may have left workers behind
 
 Only 127.0.0.1 is listened on, by the api-server alone: tasks' logs are read from the disk, so the log servers, which would listen on all
 addresses, are not started. Airflow 3.3 has no usage statistics to switch off; nothing is sent anywhere.
@@ -110,6 +110,7 @@ def start(home: Path, port: int, restart_after_s: float) -> None:
         write_config(home, settings(home, port, keys))
         environment = os.environ | {"AIRFLOW_HOME": str(home), "AIRFLOW_CONFIG": str(home / "airflow.cfg"), "PYTHONUNBUFFERED": "1"}
         parts: dict[str, subprocess.Popen[bytes]] = {}
+        bereft: list[dict[str, Any]] = []
         warm = None
         try:
             say("starting Airflow ...")
@@ -117,7 +118,7 @@ def start(home: Path, port: int, restart_after_s: float) -> None:
             prepare_database(home, environment)
             for name, arguments in PARTS.items():
                 parts[name] = start_part(name, arguments, home, environment)
-                record(home, port, parts)
+                record(home, port, parts, bereft)
             wait_until_healthy(parts, home, port)
             make_pools(port, password)
             say(f"Airflow is ready after {time.monotonic() - began:.0f} s: http://127.0.0.1:{port}")
@@ -126,15 +127,17 @@ def start(home: Path, port: int, restart_after_s: float) -> None:
             died: dict[str, list[float]] = {name: [] for name in PARTS}
             while True:
                 for name in [name for name, part in parts.items() if part.poll() is not None]:
+                    bereft.append(left_by(name, home))
                     revive(name, parts, died[name], home, environment, restart_after_s)
-                    record(home, port, parts)
+                    record(home, port, parts, bereft)
+                bereft = end_idle(bereft)
                 time.sleep(1)
         except KeyboardInterrupt:
             say("stopping ...")
         finally:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
-            end({name: psutil.Process(part.pid) for name, part in parts.items() if part.poll() is None})
+            end({name: psutil.Process(part.pid) for name, part in parts.items() if part.poll() is None}, bereft)
             if warm is not None:
                 warm.terminate()
                 warm.wait()
@@ -261,13 +264,47 @@ def start_warm(home: Path, environment: dict[str, str]) -> subprocess.Popen[byte
 def revive(
     name: str, parts: dict[str, subprocess.Popen[bytes]], died: list[float], home: Path, environment: dict[str, str], restart_after_s: float
 ) -> None:
-    """Starts a part that has died again. What it left of its process group (tasks, of a scheduler) is not touched: it may be at work."""
+    """Starts a part that has died again. Of what it left, `end_idle` ends what is not at work."""
     died[:] = [moment for moment in died if time.monotonic() - moment < RESTARTS_WITHIN_S] + [time.monotonic()]
     if len(died) > RESTARTS:
         fail(f"Airflow's {name} died {len(died)} times within {RESTARTS_WITHIN_S:.0f} s; its last lines:\n{tail(home, name)}")
     say(f"Airflow's {name} ended with code {parts[name].returncode}; starting it again (see {home / 'logs' / (name + '.log')})")
     time.sleep(restart_after_s)
     parts[name] = start_part(name, PARTS[name], home, environment)
+
+
+def left_by(name: str, home: Path) -> dict[str, Any]:
+    """What to look for when a part has died: its session, which its processes keep. From server.json: of the dead, nothing can be asked."""
+    return {**read_state(home)["parts"][name], "part": name}
+
+
+def end_idle(bereft: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ends what parts that died have left, except a dead scheduler's workers that run a task: they go on, and are ended when they are
+    idle. Without this they would wait for ever: each worker holds the pipe open that all wait on. Returns the sessions that have members.
+    """
+    left = []
+    for session in bereft:
+        members = members_of(session)
+        for process in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if session["part"] != "scheduler" or ("<idle>" in " ".join(process.cmdline()) and not process.children()):
+                    process.kill()
+        if members:
+            left.append(session)
+    return left
+
+
+def members_of(session: dict[str, Any]) -> list[psutil.Process]:
+    """Living processes of a session whose leader, a part, has died. While there are any, the kernel gives its number to nobody else."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) != session["pid"] or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.pid == session["pid"] or process.create_time() < session["started"] - 1:
+                return []  # the number is another's by now
+            found.append(process)
+    return found
 
 
 def make_pools(port: int, password: str) -> None:
@@ -332,9 +369,14 @@ def healthy(health: dict[str, dict[str, Any]]) -> bool:
     return bool(health) and all(health.get(name, {}).get("status") == "healthy" for name in ("scheduler", "dag_processor", "triggerer"))
 
 
-def end(parts: dict[str, psutil.Process]) -> None:
-    """Ends the parts and all that descends from them: SIGTERM, later SIGKILL. The api-server last: tasks report to it while they end."""
-    family = [child for part in parts.values() for child in descendants(part)]
+def end(parts: dict[str, psutil.Process], bereft: list[dict[str, Any]]) -> None:
+    """Ends the parts, all that descends from them, and what earlier ones that died have left: SIGTERM, later SIGKILL. The api-server last:
+    tasks report to it while they end."""
+    orphans = [process for session in bereft for process in members_of(session)]
+    for process in orphans:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    family = [*orphans, *(child for part in parts.values() for child in descendants(part))]
     for names in (tuple(name for name in PARTS if name != "api-server"), ("api-server",)):
         group = [parts[name] for name in names if name in parts]
         for part in group:
@@ -359,18 +401,36 @@ def end_leftovers(home: Path) -> bool:
     """Ends parts whose server was killed with -9. Returns whether there were any."""
     state = read_state(home)
     left = {name: process for name in PARTS if (process := process_of(state.get("parts", {}).get(name)))}
-    end(left)
+    bereft = []
+    if state.get("boot") == boot():
+        gone = {name: known for name, known in state.get("parts", {}).items() if name not in left}
+        bereft = [*state.get("bereft", []), *({**known, "part": name} for name, known in gone.items())]
+    orphans = any(members_of(session) for session in bereft)
+    end(left, bereft)
     jobs = end_jobs(jobs_folder(), str(home))
     (home / "server.json").unlink(missing_ok=True)
-    return bool(left) or bool(jobs)
+    return bool(left) or orphans or bool(jobs)
 
 
 # --- small things
 
 
-def record(home: Path, port: int, parts: dict[str, subprocess.Popen[bytes]]) -> None:
-    state = {"server": identity(os.getpid()), "port": port, "parts": {name: identity(part.pid) for name, part in parts.items()}}
+def record(home: Path, port: int, parts: dict[str, subprocess.Popen[bytes]], bereft: list[dict[str, Any]]) -> None:
+    """Keeps which processes belong to this server; of a part that has just died, what was known of it."""
+    known = dict(read_state(home).get("parts", {}))
+    for name, part in parts.items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            known[name] = identity(part.pid)
+    state = {"server": identity(os.getpid()), "boot": boot(), "port": port, "parts": known, "bereft": bereft}
     write_private(home / "server.json", json.dumps(state))
+
+
+def boot() -> str:
+    """Which boot of the machine this is: after another one, process ids mean other processes."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return str(round(psutil.boot_time()))
 
 
 def identity(pid: int) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,3 +21,4 @@ SETTINGS = {
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{HOME / 'airflow.db'}",
 }
 os.environ.update(SETTINGS)
+sys.path.append(str(PROJECT / "plugins"))  # as Airflow does when it is imported, which not every test of a plugin does

@@ -97,6 +97,28 @@ def test_claims_in_the_same_moment_are_never_the_same(tmp_path: Path) -> None:
     assert sorted(said) == [0, 0, 1, 1, 2, 2] and said[:3] == said[3:]
 
 
+def test_a_changed_corpus_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims of runs on the corpus as it was are none on the corpus as it is."""
+    declared = (ROOT / "tests" / "experiments" / "lasting.py").read_text()
+    corpus, folder = tmp_path / "corpus.jsonl", tmp_path / "experiments"
+    folder.mkdir()
+    changed = declared.replace("source=SyntheticWeb(pages=400, hosts=10)", f"source=External(name='corpus', path={str(corpus)!r})")
+    assert changed != declared
+    (folder / "lasting.py").write_text(
+        changed.replace("from craw4llm.stage", "from craw4llm.fingerprint import External\nfrom craw4llm.stage")
+    )
+    monkeypatch.setenv("CRAW4LLM_EXPERIMENTS", str(folder))
+    experiment, root = load("lasting"), tmp_path / "artifacts"
+    corpus.write_text("the first\n")
+    for number in range(3):
+        assert reruns.claim(experiment, {}, root, f"run {number}")["replicate"] == number
+        finish(experiment, number, root)
+    assert "3 replicates are finished" in reruns.claim(experiment, {}, root, "run 3")["skip"]
+    corpus.write_text("another one\n")
+    assert reruns.claim(experiment, {}, root, "run 4") == {"replicate": 0, "replicates": 1, "skip": "", "finished": 0}
+    assert reruns.release(experiment, {}, root, "run 4")
+
+
 def test_a_damaged_file_and_an_empty_id_are_named(lasting: Experiment, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run_id is empty"):
         reruns.claim(lasting, {}, tmp_path, "")
