@@ -36,10 +36,9 @@ from craw4llm.corpus.clueweb22_files import (
 )
 from craw4llm.corpus.clueweb22_records import RecordFiles, unpack
 from craw4llm.corpus.clueweb22_slots import Slots, format_ids
-from craw4llm.corpus.reader import Corpus
+from craw4llm.corpus.reader import CLUEWEB22, Corpus
 from craw4llm.errors import ConfigError, InputError
 
-ABOUT = "clueweb22.json"
 FOLDER = "CRAW4LLM_CLUEWEB22"
 
 
@@ -50,7 +49,7 @@ class ClueWeb22Corpus(Corpus):
 
     def __init__(self, artifact: Artifact) -> None:
         super().__init__(artifact)
-        about = json.loads(artifact.file(ABOUT).read_text())
+        about = json.loads(artifact.file(CLUEWEB22).read_text())
         self.in_place = about["links"] == "in_place"
         self._max_chars = int(about["max_text_chars"])
         self._files = [DataFile(name, folder, number) for name, folder, number, *_ in about["files"]]
