@@ -101,6 +101,14 @@ class Corpus:
         """string[n_pages]: the source's own ids; null where it has none."""
         return self.column("doc_id").combine_chunks()
 
+    def languages_of(self, pages: ArrayLike) -> pa.Array:
+        """string[len(pages)]: their languages as the source has them; null where it has none."""
+        return self._languages.take(pa.array(np.asarray(pages)))
+
+    @cached_property
+    def _languages(self) -> pa.Array:
+        return self.column("language").combine_chunks()
+
     @cached_property
     def signals(self) -> NDArray[np.uint16]:
         """uint16[n_pages]: what the page's owner asks for, bits of craw4llm.corpus.records.Signal."""
