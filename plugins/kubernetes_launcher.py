@@ -1,8 +1,7 @@
 """The launcher `kubernetes`: a stage's job is a Kubernetes Job. See plugins/launchers.py for the interface.
 
     submit     a Job of one pod, or an indexed Job of several with a headless Service, by which they find the first; stage_job.py runs in
-               the
-               first pod. The job's folder lies on a volume that Airflow's pods and these share, under the same path
+               the first pod. The job's folder lies on a volume that Airflow's pods and these share, under the same path
     status     the exit record first; while there is none, or the pod was evicted, what the Job and its pods say
     release, cancel    by the files in the folder; a Job whose pod does not run yet is deleted
 
@@ -20,6 +19,7 @@ no place for them.
 
 import dataclasses
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -30,6 +30,8 @@ import stage_job
 from launchers import STAGE_JOB, FolderLauncher, JobId, Outcome, Status, _json, for_torchrun
 from placement import PlacementError, options_of
 from slurm_launcher import may_go_on
+
+log = logging.getLogger(__name__)
 
 PORT = 29500
 ASK_EVERY_S = 2.0
@@ -134,11 +136,11 @@ class KubernetesLauncher(FolderLauncher):
 
     def release(self, job_id: JobId, owner: str) -> None:
         super().release(job_id, owner)
-        self._delete(job_id, only_waiting=True)
+        self._delete_waiting(job_id)
 
     def cancel(self, job_id: JobId) -> None:
         super().cancel(job_id)
-        self._delete(job_id, only_waiting=True)
+        self._delete_waiting(job_id)
 
     def result(self, job_id: JobId) -> Outcome:
         outcome = super().result(job_id)
@@ -200,18 +202,22 @@ class KubernetesLauncher(FolderLauncher):
             stage_job.write(kept, word)  # the Job is deleted an hour later
         return word
 
-    def _delete(self, job_id: JobId, *, only_waiting: bool) -> None:
+    def _delete_waiting(self, job_id: JobId) -> None:
+        """Deletes a Job whose pod does not run yet: nothing of it reads the files of its folder. Where the API server does not answer the
+        files are still there, and end the job when its pod starts."""
         from kubernetes.client.exceptions import ApiException
 
         word = self._ask(job_id)
-        if word is None or word["state"] in ("done", "gone") or (only_waiting and word["state"] != "waiting"):
+        if word is None or word["state"] != "waiting":
             return
         for delete in (self.batch.delete_namespaced_job, self.core.delete_namespaced_service):
             try:
                 delete(job_id["job"], job_id["namespace"], propagation_policy="Background", _request_timeout=REQUEST_TIMEOUT_S)
             except ApiException as error:
                 if error.status != 404:
-                    raise
+                    log.warning("kubernetes job %s is not deleted: %s", job_id["job"], error.reason)
+            except Exception as error:  # urllib3's, of a server that cannot be reached
+                log.warning("kubernetes job %s is not deleted: %s", job_id["job"], error)
 
 
 # --- what is created

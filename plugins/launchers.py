@@ -97,6 +97,7 @@ class FolderLauncher:
     """What all launchers share: everything but starting a job and asking whether it lives is done by files in the job's folder."""
 
     name = ""
+    once = False  # an attempt's folder is for one start; a cluster may start a job again in its folder, after a pre-emption
 
     def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
         """Starts stage_job.py with `settings`, which gives its environment to the command (it may hold secrets: it is not written down).
@@ -130,6 +131,7 @@ class FolderLauncher:
             settings = {
                 **{name: getattr(job, name) for name in fields},
                 "folder": str(folder),
+                "once": self.once,
                 "command": list(job.command),
                 "stage": job.stage,
                 "generation": job.generation,
@@ -232,6 +234,7 @@ class LocalLauncher(FolderLauncher):
     """On this machine, in a session of its own."""
 
     name = "local"
+    once = True
 
     _started: ClassVar[dict[int, subprocess.Popen[bytes]]] = {}  # of this process: they are its children, and zombies until it looks
 

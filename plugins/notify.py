@@ -1,8 +1,9 @@
 """Word of a run's end: its verdict, or what failed and where its log is. Off until a connection says where to.
 
-    airflow connections add craw4llm_notify --conn-type http --conn-host hooks.example.org --conn-schema https --conn-extra '{"path":
-    "/T/B"}' airflow connections add craw4llm_notify --conn-type smtp ... --conn-extra '{"to": "lab@example.org", "from_email":
-    "airflow@example.org"}'
+    airflow connections add craw4llm_notify --conn-type http --conn-host hooks.example.org --conn-schema https \\
+        --conn-extra '{"path": "/T/B"}'
+    airflow connections add craw4llm_notify --conn-type smtp ... \\
+        --conn-extra '{"to": "lab@example.org", "from_email": "airflow@example.org"}'
 
 The connection's id is `craw4llm_notify`, or what $CRAW4LLM_NOTIFY names. Its type chooses the notifier: smtp (the SMTP provider's),
 slackwebhook (the Slack provider's, where installed), http: the message as JSON ({"text", "state", "dag_id", "run_id", "url"}, which Slack,

@@ -42,7 +42,7 @@ from airflow.sdk import Asset, AssetAlias, BaseOperator, BaseOperatorLink, Resum
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from launchers import Job, JobId, Launcher, Outcome, launcher_named
-from placement import place_of
+from placement import PlacementError, place_of
 
 LAST_LINES = 12  # of the command, repeated in the error
 LINE_CHARS = 4000  # a longer line of the log is cut
@@ -156,6 +156,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         )
         try:
             self._job = self.jobs.submit(job)
+        except PlacementError as error:
+            raise AirflowFailException(f"{self.node_name}: {error}") from error
         except (OSError, TimeoutError) as error:
             raise AirflowException(f"{self.node_name}: the launcher could not start it: {error}") from error
         return self._job

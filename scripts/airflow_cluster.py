@@ -16,7 +16,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from local_slurm import free_ports
 
 PROJECT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 300.0
@@ -215,15 +217,6 @@ class Cluster:
             time.sleep(1)
         return state
 
-    def wait_for_task(self, dag: str, run: str, task: str, states: tuple[str, ...], seconds: float = 300) -> dict[str, Any]:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            for found in self.tasks(dag, run):
-                if found["task_id"] == task and found["state"] in states:
-                    return found
-            time.sleep(0.5)
-        raise RuntimeError(f"{task} was not {' or '.join(states)} within {seconds:.0f} s")
-
     # --- parts
 
     def _environment(self) -> dict[str, str]:
@@ -322,14 +315,6 @@ class Cluster:
 
 def airflow(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "airflow", *arguments]
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def tail(path: Path) -> str:

@@ -178,6 +178,24 @@ def test_a_waiting_job_is_deleted_when_the_task_is_stopped(server: FakeKubernete
     assert ended(launcher, job_id) == "failed" and starts(tmp_path) == 0
 
 
+def test_a_server_that_fails_while_a_task_is_stopped_stops_nothing_else(
+    server: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`release` runs in a task's `on_kill`: the files in the job's folder are written first, and end the job when its pod starts."""
+    server.hold()
+    launcher = launcher_named("kubernetes")
+    job_id = launcher.submit(job(tmp_path, 600))
+    launcher.attach(job_id, "me")
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise ConnectionResetError("no one there")
+
+    monkeypatch.setattr("kubernetes.client.BatchV1Api.delete_namespaced_job", refuse)
+    launcher.release(job_id, "me")
+    assert "is not deleted: no one there" in caplog.text
+    assert (Path(job_id["folder"]) / "release").exists()
+
+
 def test_cancel_ends_a_running_job(server: FakeKubernetes, tmp_path: Path) -> None:
     launcher = launcher_named("kubernetes")
     job_id = launcher.submit(job(tmp_path, 600))
