@@ -182,7 +182,7 @@ class Trial:
         other = self.place / "command_line"
         command = [sys.executable, "-m", "craw4llm", "run", "parted", "--root", str(other)]
         environment = os.environ | {"CRAW4LLM_EXPERIMENTS": str(self.experiments)}
-        subprocess.run(command, cwd=PROJECT, env=environment, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, check=True)
         by_command, by_airflow = digests(other), digests(self.server.root)
         self.row("fingerprints are the command line's", sorted(by_airflow) == sorted(by_command), True)
         self.row(f"digests of {len(by_command)} artifacts are the command line's", by_airflow == by_command, True)
