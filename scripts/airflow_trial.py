@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Tries on a running Airflow what tests with stand-ins cannot show: parts, approval by a click, a schedule, a backfill, news of a corpus.
 
-    python scripts/airflow_trial.py [--keep FOLDER]        some ten minutes on two quiet cores; CHROMIUM names the browser
+    python scripts/airflow_trial.py [STEP ...] [--keep FOLDER]     some ten minutes on two quiet cores; CHROMIUM names the browser
 
 Starts a server of its own (LocalExecutor, a free port, a temporary home) with three small experiments on one corpus file, and goes through
 them as a person would. Prints a table: what was tried, what came of it. Exits with 1 where something is not as wanted.
@@ -33,6 +33,7 @@ PAGES, HOSTS = 400, 10
 PARTS = {"corpus": 3, "score": 2, "tokenize": 2}
 RUN_WITHIN_S = 420
 PERSON_S = 3.0
+STEPS = ("approval", "backfill", "schedule", "news")  # approval: and parts; news needs what the others have made
 EXPERIMENT = '''"""Written by scripts/airflow_trial.py."""
 
 from craw4llm.configs import CorpusConfig, CrawlConfig, ScoreConfig, ScorerConfig, SelectConfig, SyntheticText, TokenizerConfig
@@ -286,19 +287,26 @@ def browser(server: Server) -> Iterator[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder for home and artifacts, which stays")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"some of {', '.join(STEPS)} (default: all, in this order)")
     given = parser.parse_args()
+    steps = given.steps or STEPS
+    if unknown := set(steps) - set(STEPS):
+        parser.error(f"no step {', '.join(sorted(unknown))}; there are: {', '.join(STEPS)}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     with contextlib.ExitStack() as stack:
         place = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="craw4llm-trial-")))
         place.mkdir(parents=True, exist_ok=True)
         trial = Trial(place.resolve())
         stack.callback(trial.server.stop)
-        with browser(trial.server) as page:
-            run = trial.approval(page)
-        trial.parts(run)
-        trial.backfill()
-        trial.schedule()
-        trial.news()
+        if "approval" in steps:
+            with browser(trial.server) as page:
+                trial.parts(trial.approval(page))
+        if "backfill" in steps:
+            trial.backfill()
+        if "schedule" in steps:
+            trial.schedule()
+        if "news" in steps:
+            trial.news()
         print(f"{trial.faults} not as wanted")
     sys.exit(1 if trial.faults else 0)
 
