@@ -27,7 +27,7 @@ ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABL
 WORKDIR /opt/craw4llm
 COPY requirements/ requirements/
 COPY deploy/build/ /tmp/build/
-# Torch first, with its own dependencies (its build decides them), then everything else from the lock: about 230 packages.
+# Torch first, with its own dependencies (its build decides them), then everything else from the lock: about 240 packages.
 RUN cat /etc/ssl/certs/ca-certificates.crt /tmp/build/*.crt > /tmp/certs.pem 2>/dev/null; \
     if ls /tmp/build/*.crt >/dev/null 2>&1; then export PIP_CERT=/tmp/certs.pem SSL_CERT_FILE=/tmp/certs.pem; fi; \
     python3 -m venv /opt/venv && \

@@ -50,7 +50,7 @@ class Graph:
         self.outlinks = RowReader(offsets, targets).read
         self.scores = np.asarray(scores)
         self.heldout = np.empty(0, dtype=np.uint32)
-        self.hosts = [""]
+        self.n_hosts = 1
         self.host_ids = np.broadcast_to(np.int32(0), self.n_pages)
         self.dead_urls = pa.array([], pa.string())
 

@@ -10,6 +10,8 @@ go to the runner, which shows them beside the other stages' (`craw4llm.runner`).
 
 import dataclasses
 import os
+import re
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +20,11 @@ from types import TracebackType
 from typing import Any, Literal, TextIO
 
 LINE_EVERY_S = 5.0
+
+
+def process_name() -> str:
+    """<host>-<pid>, for the names of unfinished files in a root that hosts share: in containers the number alone is often the same."""
+    return f"{re.sub(r'[^A-Za-z0-9]', '_', socket.gethostname())}-{os.getpid()}"
 
 
 def default_workers() -> int:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from craw4llm.errors import ConfigError
+from craw4llm.execution import process_name
 from craw4llm.stage import Config, Stage
 
 EXPERIMENTS_FOLDER = "CRAW4LLM_EXPERIMENTS"
@@ -320,7 +321,7 @@ def keep(declared: Experiment, given: Mapping[str, Any], replicates: int, root: 
     name = f"{declared.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     path = _kept_folder(root) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary = path.with_suffix(f".{process_name()}.tmp")
     temporary.write_text(text)
     temporary.replace(path)
     return load(name, root)

@@ -15,12 +15,12 @@ offsets (craw4llm.corpus.clueweb22_files). The memory belongs to execution: dele
 
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 
 from craw4llm.corpus.clueweb22_files import digest, is_clueweb22, stamp
 from craw4llm.errors import InputError
+from craw4llm.execution import process_name
 from craw4llm.fingerprint import External
 
 
@@ -98,7 +98,7 @@ class ExternalDigests:
             return
         try:
             self.memory.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.memory.with_name(f"{self.memory.name}.{os.getpid()}")
+            temporary = self.memory.with_name(f"{self.memory.name}.{process_name()}")
             temporary.write_text(json.dumps(self._known, sort_keys=True))
             temporary.replace(self.memory)
         except OSError:

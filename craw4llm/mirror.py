@@ -63,6 +63,11 @@ def pull(stage: str, fingerprint: str, address: str, store: Store, *, manifests_
             raise ArtifactError(
                 f"{address}/{stage}/{fingerprint} has no manifest: it was never pushed there, or not to its end; push it again"
             )
+        if found is not None and manifest["digest"] != found.digest:
+            raise ArtifactError(
+                f"{folder} has the digest {manifest['digest'][:12]}..., the manifest here {found.digest[:12]}...: its files are another "
+                f"artifact's; delete {found.path} to take the copy"
+            )
         final = store.path(stage, fingerprint)
         final.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".pulled-{fingerprint}-", dir=final.parent))

@@ -11,14 +11,13 @@ corpus or another input from outside changes, its replicates begin anew.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from craw4llm.artifact import Store, storage_errors
 from craw4llm.errors import ArtifactError, ConfigError
-from craw4llm.execution import Execution
+from craw4llm.execution import Execution, process_name
 from craw4llm.experiment import Experiment, expand
 from craw4llm.runner import make_plan
 
@@ -108,6 +107,6 @@ def _read(path: Path) -> dict[str, int]:
 
 def _write(path: Path, claims: Mapping[str, int]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary = path.with_suffix(f".{process_name()}.tmp")
     temporary.write_text(json.dumps(claims, indent=1, sort_keys=True))
     temporary.replace(path)

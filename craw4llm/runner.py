@@ -28,7 +28,7 @@ from typing import Any
 
 from craw4llm.artifact import Artifact, Store, storage_errors
 from craw4llm.errors import ArtifactError, ConfigError, Craw4LLMError, InputError, StageError
-from craw4llm.execution import Execution
+from craw4llm.execution import Execution, process_name
 from craw4llm.experiment import Graph, Node
 from craw4llm.externals import ExternalDigests
 from craw4llm.fingerprint import External
@@ -407,7 +407,7 @@ def record(plan: Plan) -> None:
             },
         }
         runs = [r for r in runs if r["report"] != entry["report"]] + [entry]
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary = path.with_suffix(f".{process_name()}.tmp")
         temporary.write_text(json.dumps({"experiment": graph.experiment, "runs": runs}, indent=1, sort_keys=True))
         temporary.replace(path)
 

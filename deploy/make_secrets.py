@@ -54,6 +54,7 @@ def main() -> None:
         with os.fdopen(handle, "w") as stream:
             stream.write(text)
     for folder in folders:
+        folder.chmod(0o700 if folder.name == "airflow" else 0o755)
         (folder / MARK).touch()
     print("secrets: made")
 

@@ -56,6 +56,8 @@ def run(settings: dict[str, Any], start: Callable[[dict[str, Any], int, int, int
                 finish(folder, {"code": None, "signal": None, "stopped": why, "out_of_memory": False, "seconds": 0.0})
                 return
             time.sleep(0.1)
+        if (folder / "exit.json").exists():
+            return  # started twice (plugins/warm_start.py gave no answer in time, and started it all the same)
         write(folder / "job.json", {"host": socket.gethostname(), "pid": os.getpid(), "started": start_ticks(os.getpid())})
         (folder / "alive").touch()
         ooms = oom_kills()

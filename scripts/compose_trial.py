@@ -5,8 +5,7 @@
 
 1. a base image with debootstrap, on it the project's image (Dockerfile), PostgreSQL's and Redis's
 2. dockerd with its own data, unless DOCKER_HOST names one; for the stack in a network namespace that nothing outside can reach
-3. `docker-compose up`: all services healthy; logged in with the drawn password, `tiny` triggered by REST; with `--set` values of a small
-   web
+3. `docker-compose up`: all services healthy; logged in with the drawn password, `tiny` triggered by REST on a small web
 4. the same by the command line in a container: the digests must be equal
 5. `down -v`; dockerd ended
 
@@ -35,15 +34,16 @@ SUITE = "bookworm"
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 POSTGRES = """FROM craw4llm-trial-base
 RUN apt-get update && apt-get install -y --no-install-recommends postgresql && rm -rf /var/lib/apt/lists/*
-RUN mkdir -p /var/lib/postgresql/data /run/postgresql && chown -R postgres /var/lib/postgresql /run/postgresql && cp
-/usr/lib/postgresql/*/bin/* /usr/local/bin/ COPY start.sh /start.sh
+RUN mkdir -p /var/lib/postgresql/data /run/postgresql && chown -R postgres /var/lib/postgresql /run/postgresql
+RUN ln -s /usr/lib/postgresql/*/bin/* /usr/local/bin/
+COPY start.sh /start.sh
 USER postgres
 CMD ["bash", "/start.sh"]
 """
 POSTGRES_START = """set -eu
 cd /var/lib/postgresql/data
 if [ ! -s pgdata/PG_VERSION ]; then
-    initdb -D pgdata -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" --auth=scram-sha-256 --auth-local=trust
+    initdb -D pgdata -E UTF8 -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" --auth=scram-sha-256 --auth-local=trust
     echo "host all all all scram-sha-256" >> pgdata/pg_hba.conf
     pg_ctl -D pgdata -w -o "-c listen_addresses=" start
     createdb -U "$POSTGRES_USER" "$POSTGRES_DB" || true
@@ -52,8 +52,9 @@ fi
 exec postgres -D pgdata -c listen_addresses='*'
 """
 REDIS = """FROM craw4llm-trial-base
-RUN apt-get update && apt-get install -y --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/* && mkdir -p /data && chown
-redis /data WORKDIR /data
+RUN apt-get update && apt-get install -y --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/*
+RUN mkdir -p /data && chown redis /data
+WORKDIR /data
 USER redis
 CMD ["redis-server"]
 """
@@ -254,7 +255,7 @@ print(json.dumps({str(p.parent.relative_to(root)): json.loads(p.read_text())["di
 """
 # Runs inside the api-server's container: logs in, triggers, waits.
 TRIGGER = """
-import json, sys, time, urllib.request
+import json, sys, time, urllib.error, urllib.parse, urllib.request
 def ask(path, body=None, token=None):
     request = urllib.request.Request("http://127.0.0.1:8080" + path, data=json.dumps(body).encode() if body is not None else None)
     request.add_header("Content-Type", "application/json")
@@ -277,7 +278,7 @@ while time.time() < until:
         break
     time.sleep(3)
 print(state)
-""".replace("import json, sys, time, urllib.request", "import json, sys, time, urllib.error, urllib.parse, urllib.request")
+"""
 
 
 def health(env: dict[str, str], compose: list[str], service: str) -> str:

@@ -43,6 +43,8 @@ def fetch_missing(artifact: Artifact, address: str, workers: int = 1) -> int:
 def _fetch(artifact: Artifact, address: str, entry: Mapping[str, Any]) -> None:
     remote = f"{address.rstrip('/')}/{artifact.stage}/{artifact.fingerprint}/{entry['path']}"
     final: Path = artifact.path / entry["path"]
+    if not final.resolve().is_relative_to(artifact.path.resolve()):  # the manifest may come from elsewhere, too
+        raise ArtifactError(f"the manifest of {artifact.path} names {entry['path']!r}, which is outside of the artifact; delete the folder")
     partial = final.with_name(f".fetching-{uuid.uuid4().hex}-{final.name}")
     final.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -74,6 +76,10 @@ class _Fsspec:
         fetch_file(remote, Path(local))
 
 
+def _has_s3fs() -> bool:
+    return importlib.util.find_spec("s3fs") is not None
+
+
 def _downloader(address: str) -> Any:
     from craw4llm.tokens.streaming_shim import streaming
 
@@ -81,7 +87,7 @@ def _downloader(address: str) -> Any:
     from streaming.base.storage.download import CloudDownloader
 
     scheme = urlparse(address).scheme
-    if scheme == "s3" and importlib.util.find_spec("s3fs"):
+    if scheme == "s3" and _has_s3fs():
         return _Fsspec()
     try:
         return CloudDownloader.get(address if scheme else None)

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus import parts
-from craw4llm.corpus.merge import Merged, merge
+from craw4llm.corpus.merge import MAX_BUCKET_BYTES, Merged, merge
 from craw4llm.corpus.records import REASONS, Source
 from craw4llm.errors import InputError, StageError
 from craw4llm.execution import Execution
@@ -54,7 +54,9 @@ def build(source: Source, out: Path, config: CorpusConfig, execution: Execution)
     _check_rejects(source, config, done)
     merged = merge(done, out, config, execution)
     shutil.rmtree(out / FOLDER)
-    by_reason = Counter(pq.read_table(out / "rejects.parquet", columns=["reason"])["reason"].to_pylist())
+    by_reason: Counter[str] = Counter()
+    for batch in pq.ParquetFile(out / "rejects.parquet").iter_batches(columns=["reason"]):
+        by_reason.update(batch.column("reason").to_pylist())
     skipped: Counter[str] = Counter()
     for part in done:
         skipped.update(part.skipped)
@@ -82,7 +84,7 @@ def _plan(source: Source, out: Path, config: CorpusConfig, execution: Execution)
 
 
 def _run_bytes(execution: Execution) -> int:
-    return execution.memory_bytes // (4 * max(1, execution.workers))
+    return min(MAX_BUCKET_BYTES, execution.memory_bytes // (4 * max(1, execution.workers)))
 
 
 def _prepare(tasks: Sequence[parts.Task], source: Source, execution: Execution) -> list[parts.Part]:
@@ -90,7 +92,7 @@ def _prepare(tasks: Sequence[parts.Task], source: Source, execution: Execution) 
     for task in tasks[:1]:
         task.folder.mkdir(parents=True, exist_ok=True)
         for path in task.folder.glob("*.reading"):
-            path.unlink()
+            path.unlink(missing_ok=True)  # another share, begun at the same time, may be doing this too
     done = {task.number: part for task in tasks if (part := parts.find(task)) is not None}
     todo = [task for task in tasks if task.number not in done]
     total = sum(task.records for task in tasks)

@@ -47,6 +47,7 @@ from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS,
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
 from craw4llm.corpus.npy import NpyWriter, distinct
+from craw4llm.corpus.reader import CLUEWEB22
 from craw4llm.corpus.urls import domain_of
 from craw4llm.crawl.hashing import hash_ids
 from craw4llm.errors import InputError, StageError
@@ -54,7 +55,6 @@ from craw4llm.execution import Execution
 from craw4llm.externals import locate
 from craw4llm.processes import worker_pool
 
-ABOUT = "clueweb22.json"
 PARTS = "parts"
 FORMAT = 1
 MAX_TARGETS = 2**32 - 1  # ids of pages and dead links are uint32
@@ -99,7 +99,7 @@ def build(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Executi
         _read_all(work, range(len(files)), execution)
         counts = _Merge(work, source, config, out, notes).write()
         shutil.rmtree(work.parts)
-    (out / ABOUT).write_text(json.dumps(about))
+    (out / CLUEWEB22).write_text(json.dumps(about))
     return Result(counts=counts, notes=notes)
 
 

@@ -36,10 +36,9 @@ from craw4llm.corpus.clueweb22_files import (
 )
 from craw4llm.corpus.clueweb22_records import RecordFiles, unpack
 from craw4llm.corpus.clueweb22_slots import Slots, format_ids
-from craw4llm.corpus.reader import Corpus
+from craw4llm.corpus.reader import CLUEWEB22, Corpus
 from craw4llm.errors import ConfigError, InputError
 
-ABOUT = "clueweb22.json"
 FOLDER = "CRAW4LLM_CLUEWEB22"
 
 
@@ -50,7 +49,7 @@ class ClueWeb22Corpus(Corpus):
 
     def __init__(self, artifact: Artifact) -> None:
         super().__init__(artifact)
-        about = json.loads(artifact.file(ABOUT).read_text())
+        about = json.loads(artifact.file(CLUEWEB22).read_text())
         self.in_place = about["links"] == "in_place"
         self._max_chars = int(about["max_text_chars"])
         self._files = [DataFile(name, folder, number) for name, folder, number, *_ in about["files"]]
@@ -69,6 +68,13 @@ class ClueWeb22Corpus(Corpus):
     def document_ids(self, targets: ArrayLike) -> list[str]:
         """Document ids of pages and dead links."""
         return format_ids(self._keys(np.asarray(targets, dtype=np.int64)))
+
+    def languages_of(self, pages: ArrayLike) -> Any:
+        """pa.array of strings: what stands in the document ids."""
+        import pyarrow as pa
+
+        keys = self._keys(np.asarray(pages, dtype=np.int64)) // (RECORDS_PER_FILE * FILES_PER_LANGUAGE)
+        return pa.array([LANGUAGES[language] for language in keys.tolist()], pa.string())
 
     @property
     def doc_ids(self) -> "_Names":  # type: ignore[override]
@@ -246,12 +252,15 @@ class ClueWeb22Corpus(Corpus):
         return pa.chunked_array([pa.array(self._compiled(name))])
 
     def _compiled(self, name: str) -> NDArray[Any]:
+        self._require_compiled(name)
+        return np.load(self.artifact.file(f"{name}.npy"), mmap_mode="r")
+
+    def _require_compiled(self, name: str) -> None:
         if self.in_place:
             raise ConfigError(
                 f"the corpus {self.artifact.fingerprint} was built with links='in_place', which reads no texts or links beforehand and so "
                 f"does not know {name}; build it with links='compiled'"
             )
-        return np.load(self.artifact.file(f"{name}.npy"), mmap_mode="r")
 
     # Records
 
@@ -284,6 +293,10 @@ class ClueWeb22Corpus(Corpus):
         offsets = np.zeros(len(ids) + 1, dtype=np.int64)
         np.cumsum(np.bincount(pairs >> 32, minlength=len(ids)), out=offsets[1:])
         return offsets, (pairs & 0xFFFFFFFF).astype(np.uint32)
+
+    def inlinks(self, targets: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        self._require_compiled("links into a page")
+        return super().inlinks(targets)
 
     def _links_in_place(self, ids: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """(rows, target pages) of the links of pages, some pages at a time."""

@@ -34,6 +34,7 @@ from craw4llm.corpus.clueweb22_scan import BROKEN, N_FACTS, NO_ID_LONG, NO_ID_SH
 from craw4llm.corpus.clueweb22_slots import FOREIGN, OUT, Slots
 from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.urls import canonical_url, host_of
+from craw4llm.execution import process_name
 
 PAGE, NO_RECORD, REJECTED = 0, 1, 2
 NO_HASH = np.uint64(0)
@@ -74,7 +75,7 @@ def read_part(work: Work, index: int) -> int:
     path = part_path(work, index)
     if not path.exists():
         part = _read(work, index)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial = path.with_suffix(f".{process_name()}.partial")
         with partial.open("wb") as stream:
             np.savez(stream, **part)  # type: ignore[arg-type]
             stream.flush()

@@ -53,7 +53,7 @@ def corpus(
     root: Path,
     **fields: Any,
 ) -> None:
-    """Build a corpus from PATH (Parquet, JSON lines, HTML tree, WARC, link graph; docs/corpus.md) and describe it."""
+    """Build a corpus from PATH (Parquet, JSON lines, ClueWeb22, WARC, HTML tree, link graph; docs/corpus.md) and describe it."""
     from craw4llm import runner
     from craw4llm.corpus.reader import Corpus
     from craw4llm.corpus.show import describe

@@ -28,6 +28,7 @@ from craw4llm.errors import InputError
 NODES, EDGES = "nodes.parquet", "edges.parquet"
 CHUNK_NODES = 8192
 _BLOCK_PAGES = 1 << 16
+_NODE_SCHEMA = pa.schema({"url": pa.string(), "page": pa.bool_(), "doc_id": pa.string(), "language": pa.string()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +108,9 @@ def export_edges(artifact: Artifact, folder: Path) -> tuple[int, int]:
     """Writes nodes.parquet and edges.parquet of a corpus. Returns (nodes, edges)."""
     corpus = Corpus(artifact)
     folder.mkdir(parents=True, exist_ok=True)
-    n_dead = corpus.n_targets - corpus.n_pages
-    nodes = {
-        "url": pa.concat_arrays([corpus.urls, corpus.dead_urls]),
-        "page": np.arange(corpus.n_targets) < corpus.n_pages,
-        "doc_id": pa.concat_arrays([corpus.doc_ids, pa.nulls(n_dead, pa.string())]),
-        "language": pa.concat_arrays([corpus.column("language").combine_chunks(), pa.nulls(n_dead, pa.string())]),
-    }
-    pq.write_table(pa.table(nodes), folder / NODES, compression="zstd", row_group_size=_BLOCK_PAGES)
+    with pq.ParquetWriter(folder / NODES, _NODE_SCHEMA, compression="zstd") as nodes:
+        for block in _node_blocks(corpus):
+            nodes.write_table(block)
     writer: pq.ParquetWriter | None = None
     edges = 0
     for first in range(0, max(1, corpus.n_pages), _BLOCK_PAGES):
@@ -133,6 +129,24 @@ def export_edges(artifact: Artifact, folder: Path) -> tuple[int, int]:
     assert writer is not None
     writer.close()
     return corpus.n_targets, edges
+
+
+def _node_blocks(corpus: Corpus) -> Iterator[pa.Table]:
+    """Pages, then dead links."""
+    for first in range(0, corpus.n_pages, _BLOCK_PAGES):
+        pages = np.arange(first, min(first + _BLOCK_PAGES, corpus.n_pages))
+        columns = (
+            corpus.urls.take(pa.array(pages)),
+            pa.repeat(True, len(pages)),
+            corpus.doc_ids.take(pa.array(pages)),
+            corpus.languages_of(pages),
+        )
+        yield pa.table(list(columns), schema=_NODE_SCHEMA)
+    n_dead = corpus.n_targets - corpus.n_pages
+    for first in range(0, n_dead, _BLOCK_PAGES):
+        rows = np.arange(first, min(first + _BLOCK_PAGES, n_dead))
+        nothing = pa.nulls(len(rows), pa.string())
+        yield pa.table([corpus.dead_urls.take(pa.array(rows)), pa.repeat(False, len(rows)), nothing, nothing], schema=_NODE_SCHEMA)
 
 
 @functools.lru_cache(maxsize=1)

@@ -26,11 +26,16 @@ class RowReader:
 
     def __init__(self, offsets: NDArray[Any], targets: NDArray[Any]) -> None:
         self._offsets, self._targets = np.asarray(offsets), np.asarray(targets)
-        for array in (offsets, targets):
-            mapped = getattr(array, "_mmap", None)
-            if mapped is not None and hasattr(mmap, "MADV_RANDOM"):
-                mapped.madvise(mmap.MADV_RANDOM)  # else the kernel reads the neighbourhood of every row
+        mapped = (getattr(array, "_mmap", None) for array in (offsets, targets))
+        self._mapped = [one for one in mapped if one is not None and hasattr(mmap, "MADV_RANDOM")]
+        for one in self._mapped:
+            one.madvise(mmap.MADV_RANDOM)  # else the kernel reads the neighbourhood of every row
         self._pool: ThreadPoolExecutor | None = None
+
+    def release(self) -> None:
+        """Takes what was read off this process's memory; the kernel keeps it as long as there is room, and it can be read again."""
+        for one in self._mapped:
+            one.madvise(mmap.MADV_DONTNEED)
 
     def read(self, pages: ArrayLike) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """(starts int64[len(pages) + 1], links): the rows of `pages`, concatenated in the order given."""

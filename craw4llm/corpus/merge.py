@@ -18,7 +18,9 @@ import dataclasses
 import mmap
 import resource
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from craw4llm.processes import worker_pool
 FOLDER = "merge"
 MAX_PAGES = 2**32 - 1  # page ids are uint32
 ROW_GROUP_PAGES = 65_536
+MAX_BUCKET_BYTES = 1 << 30  # more memory than this a bucket does not use: an Arrow array of strings ends at 2 GiB
 POOL_FROM_BYTES = 64 << 20  # starting a pool takes about a second; less work than this is done before it is up
 
 _NONE, _FIRST_DEAD = -1, -2  # codes of link targets before dead links are numbered: no target; dead link k of its bucket is -2 - k
@@ -106,7 +109,7 @@ def merge(parts: Sequence[Part], out: Path, config: CorpusConfig, execution: Exe
     folder = out / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    splitters = _splitters(runs, execution.memory_bytes // (4 * max(1, execution.workers)))
+    splitters = _splitters(runs, min(MAX_BUCKET_BYTES, execution.memory_bytes // (4 * max(1, execution.workers))))
     job = _Job(
         runs=runs,
         folder=folder,
@@ -152,7 +155,8 @@ class _Workers:
     """map(function, job, numbers): in order, in a pool or, without an execution, here."""
 
     def __init__(self, execution: Execution | None) -> None:
-        self._context = worker_pool(execution.workers) if execution is not None and execution.workers > 1 else None
+        self._workers = execution.workers if execution is not None else 1
+        self._context = worker_pool(self._workers) if self._workers > 1 else None
         self._pool: Any = None
 
     def __enter__(self) -> "_Workers":
@@ -167,7 +171,17 @@ class _Workers:
     def map(self, function: Callable[[Any, int], Any], job: Any, numbers: Sequence[int]) -> Iterator[Any]:
         if self._pool is None:
             return (function(job, number) for number in numbers)
-        return self._pool.map(function, [job] * len(numbers), numbers)  # type: ignore[no-any-return]
+        return self._ahead(function, job, numbers)
+
+    def _ahead(self, function: Callable[[Any, int], Any], job: Any, numbers: Sequence[int]) -> Iterator[Any]:
+        """Few buckets are ahead of the one that is wanted: their results wait in this process' memory."""
+        waiting: deque[Future[Any]] = deque()
+        for number in numbers:
+            waiting.append(self._pool.submit(function, job, number))
+            if len(waiting) > self._workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _splitters(runs: Sequence[RunFiles], bucket_bytes: int) -> list[str]:

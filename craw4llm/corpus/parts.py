@@ -18,7 +18,6 @@ source was cut (craw4llm.corpus.merge).
 import dataclasses
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.prepare import Gathered, Run
 from craw4llm.corpus.records import Chunk, ReadAgain, Source
 from craw4llm.errors import StageError
+from craw4llm.execution import process_name
 
 FORMAT = 1  # of the files; raised when they change, so that those of an older version are written again
 MAX_PARTS = 4096  # a larger source gets larger parts
@@ -147,7 +147,7 @@ def _write(task: Task) -> Part:
             raise StageError(f"corpus: {chunk.label}: {read:,} records were read, {chunk.records:,} were announced; a file has changed")
     flush()
     content = {"key": task.key, "number": task.number, **counts, "skipped": dict(sorted(skipped.items())), "runs": runs}
-    temporary = record.with_suffix(f".{os.getpid()}.tmp")
+    temporary = record.with_suffix(f".{process_name()}.tmp")
     temporary.write_text(json.dumps(content))
     temporary.replace(record)
     reading.unlink(missing_ok=True)
@@ -240,7 +240,7 @@ class _replacing:
     """A temporary path that takes the place of `path` at the end: two processes that write the same part do no harm."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._temporary = path, path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        self._path, self._temporary = path, path.with_name(f"{path.name}.{process_name()}.tmp")
 
     def __enter__(self) -> Path:
         return self._temporary
@@ -271,7 +271,7 @@ def _record_path(task: Task) -> Path:
 
 
 def _reading_path(task: Task) -> Path:
-    return task.folder / f"{task.number:06}.{os.getpid()}.reading"
+    return task.folder / f"{task.number:06}.{process_name()}.reading"
 
 
 def _hash(path: Path) -> str:

@@ -51,8 +51,8 @@ _ZSTD = pa.Codec("zstd")
 _FOLDER_DECIDES = frozenset("/.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")  # unlike "?query", "#part" and ""
 _BOTH = LinkFlag.NOFOLLOW | LinkFlag.REFRESH  # a flag of the link only if all of its mentions have it
 _CONTROL = dict.fromkeys([*range(32), 127], " ")
-# Estimates of what Python's objects take: a page's row, a distinct link URL (in two dictionaries), a link.
-_PAGE_BYTES, _URL_BYTES, _LINK_BYTES = 800, 350, 30
+# Estimates of what Python's objects take: a page's row, a distinct link URL (in two dictionaries), a link, an anchor beside its text.
+_PAGE_BYTES, _URL_BYTES, _LINK_BYTES, _ANCHOR_BYTES = 800, 350, 30, 57
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,15 +219,16 @@ class Gathered:
             if anchor is not None and not anchors.get(number):
                 anchors[number] = folded(anchor)
         if record.link_flags or self._flags:
-            self._optional(self._flags, bool(record.link_flags), 0, targets.values())
+            self._optional(self._flags, bool(record.link_flags), 0, list(targets.values()))
         if record.anchors or self._anchors:
+            self._text_bytes += sum(_ANCHOR_BYTES + len(anchor) for anchor in anchors.values())
             self._optional(self._anchors, bool(record.anchors), None, [anchors.get(number) for number in targets])
         self._index.extend(targets)
         return len(targets)
 
-    def _optional(self, column: list[Any], given: bool, missing: Any, values: Any) -> None:
+    def _optional(self, column: list[Any], given: bool, missing: Any, values: list[Any]) -> None:
         """Adds a page's values to a column that begins with the first page that has it."""
-        if given and not column:
+        if given and values and not column:  # a page whose links are all dropped says nothing, wherever its run ends
             column.extend([missing] * len(self._index))
         column.extend(values if given else [missing] * len(values))
 

@@ -101,6 +101,14 @@ class Corpus:
         """string[n_pages]: the source's own ids; null where it has none."""
         return self.column("doc_id").combine_chunks()
 
+    def languages_of(self, pages: ArrayLike) -> pa.Array:
+        """string[len(pages)]: their languages as the source has them; null where it has none."""
+        return self._languages.take(pa.array(np.asarray(pages)))
+
+    @cached_property
+    def _languages(self) -> pa.Array:
+        return self.column("language").combine_chunks()
+
     @cached_property
     def signals(self) -> NDArray[np.uint16]:
         """uint16[n_pages]: what the page's owner asks for, bits of craw4llm.corpus.records.Signal."""
@@ -196,6 +204,11 @@ class Corpus:
         targets[offsets[k]:offsets[k + 1]].
         """
         return self._links.read(pages)
+
+    def release_links(self) -> None:
+        """Gives back the memory that reading links has taken."""
+        if "_links" in self.__dict__:
+            self._links.release()
 
     def link_flags(self, pages: ArrayLike) -> NDArray[np.uint8] | None:
         """uint8, bits of craw4llm.corpus.records.LinkFlag, one per target of `outlinks(pages)`; None where the source has none."""

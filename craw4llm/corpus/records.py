@@ -24,6 +24,7 @@ REASONS: Mapping[str, str] = {
     "cut_off": "the file ends within the record",
     "damaged": "the file cannot be read from here on",
     "too_large": "the file or record is larger than a page may be",
+    "wrong_id": "another document's id stands in the record, or none",
     "unparsable": "the HTML parser or the text extraction failed",
     "unreadable": "the file cannot be read",
     "misframed": "the record's stated length does not lead to its end",

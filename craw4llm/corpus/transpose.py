@@ -5,11 +5,11 @@
     <root>/memo/inlinks-<fingerprint>/offsets.npy   uint64[n_targets + 1]
     <root>/memo/inlinks-<fingerprint>/pages.npy     uint32[n_links]: the pages that link to target t, ascending, are [o[t], o[t + 1])
 
-It can be computed from the corpus at any time, so it belongs to execution and may be deleted. A counting sort: in-degrees give the offsets,
-then one pass over all links per range of targets that fits the memory puts each page in its place.
+It can be computed from the corpus at any time, so it belongs to execution and may be deleted. A counting sort: the links to each target are
+counted (the corpus' own in-degrees may count something else: the anchors of ClueWeb22's inlink records), which gives the offsets; then one
+pass over all links per range of targets that fits the memory puts each page in its place.
 """
 
-import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.corpus.npy import NpyWriter
+from craw4llm.execution import process_name
 
 MEMORY_BYTES = 1 << 30
 _BLOCK_PAGES = 1 << 20
@@ -28,7 +29,7 @@ def in_links(artifact: Artifact, n_targets: int) -> tuple[NDArray[np.uint64], ND
     """(offsets, pages); computed and kept where they are not there."""
     folder = artifact.root / "memo" / f"inlinks-{artifact.fingerprint}"
     if not folder.is_dir():
-        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+        temporary = folder.with_name(f".{folder.name}.{process_name()}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         transpose(artifact.path, temporary, n_targets)
@@ -40,10 +41,14 @@ def in_links(artifact: Artifact, n_targets: int) -> tuple[NDArray[np.uint64], ND
 
 
 def transpose(corpus: Path, out: Path, n_targets: int, memory_bytes: int = MEMORY_BYTES) -> None:
-    """Writes offsets.npy and pages.npy into `out` from the CSR arrays and in-degrees in the folder `corpus`."""
+    """Writes offsets.npy and pages.npy into `out` from the CSR arrays in the folder `corpus`."""
+    from craw4llm.corpus.merge import write_indegree
+
     links_offsets = np.load(corpus / "links_offsets.npy", mmap_mode="r")
     links_targets = np.load(corpus / "links_targets.npy", mmap_mode="r")
-    indegree = np.load(corpus / "indegree.npy", mmap_mode="r")
+    counted = out / "counted.npy"
+    write_indegree(counted, links_targets, n_targets, memory_bytes)
+    indegree = np.load(counted, mmap_mode="r")
     block = 1 << 22
     with NpyWriter(out / "offsets.npy", np.uint64) as offsets:
         at = 0
@@ -52,6 +57,7 @@ def transpose(corpus: Path, out: Path, n_targets: int, memory_bytes: int = MEMOR
             ends = at + np.cumsum(indegree[start : start + block], dtype=np.int64)
             offsets.append(ends.astype(np.uint64))
             at = int(ends[-1])
+    counted.unlink()
     all_offsets = np.load(out / "offsets.npy", mmap_mode="r")
     n_pages = len(links_offsets) - 1
     with NpyWriter(out / "pages.npy", np.uint32) as pages:

@@ -43,6 +43,7 @@ _HTTP_HEAD_END = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?=[ \t\r\n]|\Z)")
 _HTML = ("text/html", "application/xhtml+xml")
 _KINDS = frozenset(("warcinfo", "request", "metadata", "resource", "revisit", "conversion", "continuation"))
+WHOLE_FROM_FILES = 64  # so many files are work enough for many processes: none is unpacked beforehand to be divided
 _HTTP_SPARE_BYTES = 1 << 17  # a response's head, and what a coding adds to a page that it cannot shorten
 
 
@@ -211,7 +212,7 @@ class _Chunks:
             assert path is not None
             try:
                 if path not in self._known:
-                    self._known[path] = boundaries(path, CHUNK_BYTES)
+                    self._known[path] = [0] if len(self._files) >= WHOLE_FROM_FILES else boundaries(path, CHUNK_BYTES)
                 starts = self._known[path]
                 size = path.stat().st_size
             except OSError as error:

@@ -13,11 +13,11 @@ leaves whole files only; each array carries a CRC (zip), and a damaged file is p
 farther along.
 """
 
-import contextlib
 import logging
 import os
 import re
 import secrets
+import time
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,10 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from craw4llm.execution import process_name
+
 log = logging.getLogger(__name__)
 
 State = dict[str, NDArray[Any]]
 FORMAT = 2
+_ABANDONED_S = 24 * 3600.0  # a partial file that nobody has written to for so long
 _NAME = re.compile(r"(\d+)-(\d+)-[0-9a-f]+\.npz")
 
 
@@ -58,7 +61,7 @@ class Checkpoints:
         """Writes a checkpoint, then deletes those that are not farther along, and what a killed writer left."""
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"{crawled}-{fetches}-{secrets.token_hex(4)}.npz"
-        partial = final.with_suffix(f".{os.getpid()}.partial")
+        partial = final.with_suffix(f".{process_name()}.partial")
         try:
             with partial.open("wb") as stream:
                 np.savez(stream, format=np.array(FORMAT), **state)  # type: ignore[arg-type]
@@ -84,8 +87,18 @@ class Checkpoints:
 
 
 def _lives(partial: Path) -> bool:
-    """Whether the process that writes a partial file may still be there (its number may be another host's: then it seems so)."""
-    with contextlib.suppress(ValueError, IndexError, ProcessLookupError, PermissionError):
-        os.kill(int(partial.suffixes[-2][1:]), 0)
+    """Whether the process that writes a partial file may still be there: of another host's nothing but the file's age tells."""
+    here = process_name().rpartition("-")[0]
+    host, _, number = partial.suffixes[-2][1:].rpartition("-")
+    if host != here:
+        try:
+            return time.time() - partial.stat().st_mtime < _ABANDONED_S
+        except FileNotFoundError:
+            return False
+    try:
+        os.kill(int(number), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:  # another user's
         return True
-    return False
+    return True

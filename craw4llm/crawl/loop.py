@@ -321,14 +321,16 @@ class Crawler:
         if self._drawn is None:
             assert self._seed_order is not None
             self._drawn = self._seed_order()
-        count = self._restart_seeds
-        for end in range(count, len(self._drawn) + count, count):
+        count = end = self._restart_seeds
+        while True:
             fresh = np.flatnonzero(~self._seen.has(self._drawn[:end]))
             if len(fresh) >= count:
                 self._drawn = self._drawn[int(fresh[0]) :]
                 return self._drawn[fresh[:count] - fresh[0]]
-        self._drawn = self._drawn[~self._seen.has(self._drawn)]
-        return self._drawn
+            if end >= len(self._drawn):
+                self._drawn = self._drawn[fresh]
+                return self._drawn
+            end *= 2  # twice as far: of a long draw nearly all may be met
 
     def _crawl_seeds(self, row: Iteration, seeds: Targets) -> None:
         """Fetches and crawls seeds, each at once, up to the end of the crawl."""

@@ -70,6 +70,7 @@ def run(config: CrawlConfig, inputs: Mapping[str, Artifact], out: Path, executio
             seed_order=lambda: seed_order(corpus, config.seed_set),
         )
         crawl = crawler.run(progress, Checkpoints(execution.memo / f"crawl-{state_key(config, inputs)}"))
+        corpus.release_links()
         pages = crawl.fetched[crawl.fetched < corpus.n_pages]
         scores, unreadable = None, 0
         if page_scores is not None:

@@ -118,6 +118,22 @@ def test_another_artifact_of_the_same_name_is_not_overwritten(artifact: Artifact
         push(other, address)
 
 
+def test_files_of_another_artifact_do_not_complete_one(artifact: Artifact, tmp_path: Path) -> None:
+    """The manifest here and the copy have one name and differ: their files would be mixed."""
+    there = Store(tmp_path / "there")
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    push(artifact, one)
+    brought = pull(artifact.stage, artifact.fingerprint, one, there, manifests_only=True)
+    shutil.copytree(one, other)
+    manifest = Path(other) / artifact.stage / artifact.fingerprint / MANIFEST
+    manifest.write_text(manifest.read_text().replace(artifact.digest, "f" * 64))
+    with pytest.raises(ArtifactError, match=r"the manifest here .* delete .* to take the copy"):
+        pull(artifact.stage, artifact.fingerprint, other, there)
+    assert not (brought.path / "shards").exists()
+    pull(artifact.stage, artifact.fingerprint, one, there)
+    assert len(list((brought.path / "shards").iterdir())) == 3
+
+
 def test_a_manifest_cannot_write_outside_of_its_artifact(artifact: Artifact, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     push(artifact, str(copy))

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import launchers
+import stage_job
 import warm_start
 from launchers import Job, LocalLauncher, end_jobs, launcher_named
 
@@ -65,6 +66,15 @@ def test_a_job_ends_with_its_code_and_what_it_printed(tmp_path: Path) -> None:
     outcome = launcher.result(job_id)
     assert (launcher.status(job_id), outcome.code, outcome.signal, outcome.stopped, outcome.output) == ("failed", 3, None, "", ("out",))
     assert launcher.tail(job_id, None)[0] == ["out", "err"]
+
+
+def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    job_id = launcher.submit(job(tmp_path, "import time; open('runs', 'a').write('x'); time.sleep(0.5)"))
+    settings = Path(job_id["folder"]) / "settings.json"
+    again = subprocess.run([sys.executable, "-I", "-S", stage_job.__file__, str(settings)], timeout=60, check=False)
+    ended(launcher, job_id)
+    assert (again.returncode, (tmp_path / "runs").read_text()) == (0, "x")
 
 
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:

@@ -79,6 +79,13 @@ class Bucket(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
+@pytest.fixture
+def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3:// by mosaicml-streaming's downloader; by fsspec: tests/clusters/test_mirror.py."""
+    monkeypatch.setattr("training.remote._has_s3fs", lambda: False)
+
+
+@pytest.mark.usefixtures("without_s3fs")
 def test_s3(inputs: dict[str, Artifact], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("boto3")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Bucket, directory=str(elsewhere)))
@@ -101,6 +108,7 @@ def test_s3(inputs: dict[str, Artifact], elsewhere: Path, monkeypatch: pytest.Mo
         server.server_close()
 
 
+@pytest.mark.usefixtures("without_s3fs")
 def test_a_client_that_is_not_installed_is_named(inputs: dict[str, Artifact], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.setitem(sys.modules, "boto3.s3.transfer", None)
@@ -131,6 +139,15 @@ def test_two_that_fetch_the_same_do_not_meet(inputs: dict[str, Artifact], elsewh
         list(pool.map(lambda _: fetch_missing(inputs["tokens"], str(elsewhere), 2), range(8)))
     assert inputs["tokens"].verify() == []
     assert fetch_missing(inputs["tokens"], str(elsewhere)) == 0
+
+
+def test_a_manifest_writes_nothing_outside_of_its_artifact(inputs: dict[str, Artifact], elsewhere: Path) -> None:
+    tokens = inputs["tokens"]
+    outside = {"path": "../../planted", "size_bytes": 1, "sha256": "0" * 64}
+    (elsewhere / "planted").write_text("x")
+    hostile = Artifact(tokens.root, tokens.stage, tokens.fingerprint, {**tokens.manifest, "files": [outside]})
+    with pytest.raises(ArtifactError, match=r"names '../../planted', which is outside of the artifact"):
+        fetch_missing(hostile, str(elsewhere))
 
 
 def test_an_address_that_nothing_serves(inputs: dict[str, Artifact], elsewhere: Path) -> None:

@@ -10,8 +10,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from training.evaluation.intervals import measures_of
 from training.evaluation.results import read_results
 from training.evaluation.tasks import OWN_ITEMS
@@ -176,7 +174,3 @@ def pairs_table(found: Mapping[tuple[str, str], Sequence[Comparison]]) -> Table:
             for c in some
         ),
     )
-
-
-def mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if len(values) else None

@@ -1,6 +1,6 @@
 """What each crawl found and what that cost: at the same pages crawled, at the same requests, and what it takes to match the reference.
 
-    at    = yardsticks(study, traces, (1500, 3000))     the points at which crawls are compared
+    at    = yardsticks(study, costs, (1500, 3000))      the points at which crawls are compared
     table = policies_table(study, traces, scores, at)   one row a crawl and point
     pairs = crawl_pairs(table, "quality")               verdicts over replicates (sets of seeds), by paired differences
 
@@ -13,24 +13,23 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow.parquet as pq
 import scipy.stats
 
 from craw4llm.artifact import Artifact
-from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
+from craw4llm.corpus.urls import host_of
 from craw4llm.crawl.trace import Trace as CrawlTrace
 from training.report.analysis import gini, t_interval
 from training.report.curves import Ids, Scores, Trace, mean_of_best, mean_of_first
-from training.report.lineage import KNOWS, Study
+from training.report.lineage import Study, policy_knows
 from training.report.tables import Costs, Table, Value, table
 from training.report.verdict import Floats, Pair
 
 TOP_HOSTS = 3
-MEASURES = {  # column of `policies` -> (heading, unit, whether it is compared at equal pages or at equal fetches)
+MEASURES = {  # column of `policies` -> (heading, unit)
     "mean_score_at_pages": ("Equal pages crawled, mean score of the pages crawled", "mean score"),
     "mean_score_best_at_fetches": ("Equal fetches, mean score of the best pages fetched", "mean score"),
     "top_decile_share_at_pages": ("Equal pages crawled, share of the top tenth crawled", "of the top tenth"),
@@ -75,10 +74,6 @@ def yardsticks(study: Study, costs: Mapping[str, Costs], at_pages: Sequence[int]
         if run is not None and cost is not None and cost.fetches is not None and cost.pages_crawled is not None:
             return [Yardstick(cost.pages_crawled, int(run.selection.count("kept_pages")), {0: cost.fetches})]
     return []
-
-
-def policy_knows(policy: str) -> str:
-    return KNOWS[KNOWLEDGE[policy]] if policy in KNOWLEDGE else ""
 
 
 def policies_table(study: Study, traces: Sequence[Trace], scores: Scores | None, at: Sequence[Yardstick]) -> Table:
@@ -182,7 +177,7 @@ def paired(a: str, b: str, values: Mapping[tuple[str, int], float], unit: str) -
     mean = statistics.fmean(differences)
     between = t_interval(differences)
     if between is None:
-        return Pair(a=a, b=b, difference=mean, low=mean, high=mean, replicates=common, **named)  # type: ignore[arg-type]
+        return Pair(a=a, b=b, difference=mean, replicates=common, **named)  # type: ignore[arg-type]
     low, high = between
     more = None
     if low <= 0 <= high:
@@ -206,7 +201,7 @@ def needs_table(study: Study, traces: Sequence[Trace], at: Sequence[Yardstick]) 
             own = by_policy.get((reference, t.replicate)) or next((o for o in traces if o.policy == reference), None)
             if own is None or not own.scored or not t.scored or len(own.in_crawl_order) < point.pages:
                 continue
-            target = _best_mean(own.score[own.in_crawl_order[: point.pages]], point.keep)
+            target = _target(own.score[own.in_crawl_order[: point.pages]], point.keep)
             if target is None:
                 continue
             crawl = study.crawls[t.policy][t.replicate]
@@ -231,12 +226,18 @@ def needs_table(study: Study, traces: Sequence[Trace], at: Sequence[Yardstick]) 
     return table("needs", records)
 
 
+def _target(score: Floats, keep: int) -> float | None:
+    """What the reference's first pages amount to: the mean of their best `keep` scores; where it crawled just so many, of all that have
+    one."""
+    scored = int(np.isfinite(score).sum())
+    return _best_mean(score, scored if len(score) == keep and scored else keep)
+
+
 def _best_mean(score: Floats, keep: int) -> float | None:
     """Mean of the best `keep` scores; for fewer than `keep`, None."""
     finite = score[np.isfinite(score)]
     if len(finite) < keep:
-        # the reference's own first N may hold a page without a score: then all that have one
-        return float(finite.mean()) if len(finite) and len(score) == keep else None
+        return None
     return float(np.partition(finite, len(finite) - keep)[-keep:].mean())
 
 
@@ -267,19 +268,20 @@ def _discovered(crawl: Artifact, fetches: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Burden:
-    """What a prefix of a crawl asked of the hosts. by_host: host -> requests, dead links among them."""
+    """What a prefix of a crawl asked of the hosts. by_host: host -> requests, dead links among them; None where a page or dead link has no
+    URL to tell its host by (graphs without URLs, document ids)."""
 
     requests: int
     text_bytes: int
-    by_host: Mapping[str, int]
+    by_host: Mapping[str, int] | None
 
     @property
     def concentration(self) -> float | None:
-        return gini(np.array(list(self.by_host.values()), dtype=np.int64))
+        return gini(np.array(list(self.by_host.values()), dtype=np.int64)) if self.by_host is not None else None
 
     @property
     def top(self) -> list[tuple[str, int]]:
-        return sorted(self.by_host.items(), key=lambda item: (-item[1], item[0]))[:TOP_HOSTS]
+        return sorted((self.by_host or {}).items(), key=lambda item: (-item[1], item[0]))[:TOP_HOSTS]
 
 
 def burden_of(corpus: Corpus, crawl: Artifact, t: Trace, fetches: int) -> Burden:
@@ -290,8 +292,9 @@ def burden_of(corpus: Corpus, crawl: Artifact, t: Trace, fetches: int) -> Burden
     dead = pq.read_table(crawl.file("dead_links.parquet"), columns=["url", "fetch_rank"])
     ranks = dead["fetch_rank"].to_numpy().astype(np.int64)
     for url in dead["url"].filter(ranks < fetches).to_pylist():
-        by_host[urlsplit(url).hostname or url] += 1
-    return Burden(int(sum(by_host.values())), int(corpus.n_bytes[pages].astype(np.int64).sum()), dict(by_host))
+        by_host[host_of(url) if "://" in url else ""] += 1
+    known = dict(by_host) if "" not in by_host else None
+    return Burden(int(sum(by_host.values())), int(corpus.n_bytes[pages].astype(np.int64).sum()), known)
 
 
 def burden_table(study: Study, costs: Mapping[str, Costs], by_print: Mapping[str, Trace], at: Sequence[Yardstick]) -> Table:
@@ -317,20 +320,21 @@ def burden_table(study: Study, costs: Mapping[str, Costs], by_print: Mapping[str
 
 def _burden_row(name: str, burden: Burden, kept: int, tokens: int | None) -> dict[str, Value]:
     per_page = kept or None
+    hosts = len(burden.by_host) if burden.by_host is not None else None
     return {
         "arm": name,
         "requests": burden.requests,
         "text_bytes": burden.text_bytes,
-        "hosts": len(burden.by_host),
+        "hosts": hosts,
         "kept_pages": kept,
         "kept_tokens": tokens,
         "requests_per_kept_page": burden.requests / per_page if per_page else None,
         "bytes_per_kept_page": burden.text_bytes / per_page if per_page else None,
-        "hosts_per_kept_page": len(burden.by_host) / per_page if per_page else None,
+        "hosts_per_kept_page": hosts / per_page if per_page and hosts is not None else None,
         "requests_per_1000_kept_tokens": 1000 * burden.requests / tokens if tokens else None,
         "bytes_per_kept_token": burden.text_bytes / tokens if tokens else None,
-        "hosts_per_1000_kept_tokens": 1000 * len(burden.by_host) / tokens if tokens else None,
+        "hosts_per_1000_kept_tokens": 1000 * hosts / tokens if tokens and hosts is not None else None,
         "gini_over_hosts": burden.concentration,
-        "top_host_share": burden.top[0][1] / burden.requests if burden.requests else None,
+        "top_host_share": burden.top[0][1] / burden.requests if burden.top else None,
         "top_hosts": ", ".join(f"{host} {count}" for host, count in burden.top),
     }

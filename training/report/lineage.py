@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
+from craw4llm.configs import KNOWLEDGE
 from craw4llm.errors import ArtifactError, ConfigError
 from training.report.verdict import Cell, Floats, bits_per_byte
 
@@ -33,6 +34,11 @@ KNOWS = {
 _OVERLAP = re.compile(r"overlap/(?P<arm>.+)")
 _RESULTS = re.compile(r"results/(?P<arm>.+)#(?P<replicate>\d+)")
 _CRAWL = re.compile(r"crawl/(?P<policy>[^#]+)(#(?P<replicate>\d+))?")
+
+
+def policy_knows(policy: str) -> str:
+    """What a policy sees before it fetches a page, in words; "" for what is no policy."""
+    return KNOWS[KNOWLEDGE[policy]] if policy in KNOWLEDGE else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """An arm with its models. runs: replicate -> model; missing: replicate -> why its result does not count.
+    """An arm with its models. runs: replicate -> model; missing: replicate -> why its result does not count, whether there is one or not.
 
     comparison: which comparison it belongs to, after the pool that it was selected from; "" for an arm without any results.
     """
@@ -80,6 +86,11 @@ class Arm:
     def first(self) -> Run | None:
         """The model of the smallest replicate, for facts that replicates share."""
         return self.runs[min(self.runs)] if self.runs else None
+
+    @property
+    def counted(self) -> dict[int, Run]:
+        """The models that means are taken over: those of `runs` that are not missing."""
+        return {replicate: run for replicate, run in self.runs.items() if replicate not in self.missing}
 
     @property
     def policy(self) -> str:

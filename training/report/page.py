@@ -198,7 +198,7 @@ def summary(w: Words) -> dict[str, Any]:
             metrics["bits_per_byte"] = _metric(values, (row["bits_per_byte_low"], row["bits_per_byte_high"]))
         if w.best is not None:
             metrics["bits_per_byte_top_tenth"] = _metric(w.best.of_arm(name), (None, None))
-        runs = study.arms[name].runs
+        runs = study.arms[name].counted
         for core in ("core_v1", "core_v2", "raw_mean_23"):
             found = [tables.summary_of(run.results).get(core) for _, run in sorted(runs.items())]
             known = [float(v) for v in found if v is not None]
@@ -412,9 +412,9 @@ def _outcomes(study: Study, one: str, pairs: Sequence[Pair], beats: str, loses: 
     absent: list[str] = []
     for pair in pairs:
         name = study.short(pair.b if pair.a == one else pair.a)
-        if pair.missing or pair.difference is None or pair.low is None or pair.high is None:
+        if pair.missing or pair.difference is None:
             absent.append(name)
-        elif pair.winner is None:
+        elif pair.winner is None or pair.low is None or pair.high is None:
             what = "set" if pair.sampled == "sets of seeds" else "replicate"
             need = (
                 ""

@@ -103,8 +103,8 @@ def _group(arm: Arm, group: str) -> float | None:
 
 
 def _mean(arm: Arm, of: Callable[[Mapping[str, Any]], float | None]) -> float | None:
-    """Mean over replicates of a value of their summaries; None where one of them has none."""
-    values = [of(summary_of(run.results)) for run in arm.runs.values()]
+    """Mean of a value of the summaries over the models that count; None where one of them has none."""
+    values = [of(summary_of(run.results)) for run in arm.counted.values()]
     known = [v for v in values if v is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
@@ -156,7 +156,7 @@ def tasks_table(study: Study) -> Table:
     above: set[str] = set()
     for name, arm in study.arms.items():
         by_task: dict[str, list[dict[str, Any]]] = {}
-        for run in arm.runs.values():
+        for run in arm.counted.values():
             if not (run.results.path / "tasks.parquet").is_file():
                 continue
             for row in pq.read_table(run.results.file("tasks.parquet")).to_pylist():

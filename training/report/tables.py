@@ -27,10 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from craw4llm.artifact import Artifact
-from craw4llm.configs import KNOWLEDGE
 from craw4llm.crawl.trace import Trace as CrawlTrace
 from training.report.curves import Curve, Scores, Trace, read_trace, top_tenth
-from training.report.lineage import EQUAL_PAGES, KNOWS, OTHER_POOLS, Arm, Run, Study
+from training.report.lineage import EQUAL_PAGES, OTHER_POOLS, Arm, Run, Study, policy_knows
 
 Value = str | int | float | None
 
@@ -152,7 +151,7 @@ def _arm_row(
         "arm": arm.name,
         "comparison": arm.comparison,
         "policy": arm.policy,
-        "policy_knows": KNOWS[KNOWLEDGE[arm.policy]] if arm.policy in KNOWLEDGE else "",
+        "policy_knows": policy_knows(arm.policy),
         "size": arm.scale.size if arm.scale else "",
         "pool_multiple": arm.pool_multiple,
         "replicates": len(values),
@@ -221,8 +220,8 @@ def task_source(results: Artifact) -> str:
 
 
 def mean_core(arm: Arm, name: str) -> float | None:
-    """Mean over replicates; None where one of them has none."""
-    values = [run.results.count(name) for run in arm.runs.values()]
+    """Mean over the models that count; None where one of them has none."""
+    values = [run.results.count(name) for run in arm.counted.values()]
     return statistics.fmean(values) if values and all(v is not None and math.isfinite(v) for v in values) else None
 
 

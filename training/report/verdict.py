@@ -57,7 +57,7 @@ class SeedSpread:
 class Pair:
     """Two arms compared. `difference` is a's value minus b's: below 0, a is better (with `higher_is_better`: above 0).
 
-    low, high: ends of the 95% interval of the difference; None where there is nothing to compare.
+    low, high: ends of the 95% interval of the difference; None where there is nothing to compare, or nothing to draw an interval from.
     replicates: those that both arms have. seeds_known: the interval takes in the spread over training seeds; without it the
         interval is over held-out pages alone, and nothing is decided.
     missing: why there is no difference; "" where there is one.
@@ -102,9 +102,11 @@ class Pair:
 
     def sentence(self) -> str:
         """The verdict with its numbers."""
-        if self.missing or self.difference is None or self.low is None or self.high is None:
+        if self.missing or self.difference is None:
             return f"{self.a} against {self.b}: no verdict ({self.missing})"
         count = f"{len(self.replicates)} replicate{'s' if len(self.replicates) != 1 else ''}"
+        if self.low is None or self.high is None:
+            return f"{self.a} against {self.b}: can't tell from {count}; {self.difference:+.4f} {self.unit}; {self.needed()}"
         low, high = sorted((abs(self.low), abs(self.high)))
         if self.decided:
             word = "beats" if self.winner == self.a else "loses to"

@@ -27,6 +27,7 @@ from craw4llm.configs import (
 from craw4llm.corpus import clueweb22_build, clueweb22_parts
 from craw4llm.corpus.clueweb22_files import LANGUAGES, delivered, digest, format_id, parse_id
 from craw4llm.corpus.clueweb22_slots import format_ids
+from craw4llm.corpus.edges import export_edges
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.show import describe
 from craw4llm.errors import ConfigError, InputError
@@ -362,6 +363,26 @@ def test_in_place_reads_what_compiled_holds(tmp_path, build):
     assert "links read in place" in describe(lazy)
     with pytest.raises(ConfigError, match="does not know n_bytes; build it with links='compiled'"):
         _ = lazy.n_bytes
+    with pytest.raises(ConfigError, match="does not know links into a page; build it with links='compiled'"):
+        lazy.inlinks([0])
+
+
+@pytest.mark.parametrize("indegree", ["links", "inlink"])
+def test_links_in_and_the_graph_as_parquet(small, tmp_path, build, indegree):
+    """In-links are those of the graph, whatever the in-degrees count."""
+    root = write_clueweb22(tmp_path / "w", small)
+    corpus = Corpus(build(stage(root, indegree=indegree)))
+    edges = {(page, target) for page in range(corpus.n_pages) for target in corpus.outlinks([page])[1].tolist()}
+    found = {(page, target) for target in range(corpus.n_targets) for page in corpus.inlinks([target])[1].tolist()}
+    assert found == edges and len(edges) == len(corpus.inlinks(np.arange(corpus.n_targets))[1])
+    assert export_edges(corpus.artifact, tmp_path / "graph") == (corpus.n_targets, len(edges))
+    nodes = pq.read_table(tmp_path / "graph" / "nodes.parquet").to_pylist()
+    assert [node["doc_id"] or node["url"] for node in nodes] == corpus.document_ids(np.arange(corpus.n_targets))
+    assert [node["page"] for node in nodes] == [target < corpus.n_pages for target in range(corpus.n_targets)]
+    assert nodes[0]["url"] == "http://a.example/" and nodes[1]["url"] == "http://a.example/x,y"
+    assert {node["language"] for node in nodes if node["page"]} == {"en"}
+    written = pq.read_table(tmp_path / "graph" / "edges.parquet")
+    assert set(zip(written["source"].to_pylist(), written["target"].to_pylist(), strict=True)) == edges
 
 
 def test_the_chain_downstream(tmp_path, build, execution):

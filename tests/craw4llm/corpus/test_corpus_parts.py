@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -174,3 +175,39 @@ def test_a_share_of_a_stage_from_the_command_line(web: Path, tmp_path: Path, dig
     ):
         failed = runner.invoke(cli, [*base, *arguments])
         assert message in str(failed.exception)
+
+
+def test_a_mark_that_another_share_takes_away_first(web: Path, tmp_path: Path, digest: Digest, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    (out / FOLDER).mkdir(parents=True)
+    mark = out / FOLDER / "000003.elsewhere-7.reading"
+    mark.write_text("rows 300 to 399")
+    real = Path.glob
+
+    def glob(self: Path, pattern: str) -> list[Path]:
+        found = list(real(self, pattern))
+        if pattern == "*.reading":
+            mark.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert digest(built(web, out, quiet())) == digest(built(web, tmp_path / "alone", quiet()))
+
+
+def test_few_results_of_a_pass_wait_in_memory() -> None:
+    submitted: list[int] = []
+
+    class Pool:
+        def submit(self, function: Callable[[str, int], int], job: str, number: int) -> Future[int]:
+            submitted.append(number)
+            future: Future[int] = Future()
+            future.set_result(function(job, number))
+            return future
+
+    workers = merge._Workers(quiet(workers=3))
+    workers._pool = Pool()
+    seen = []
+    for taken in workers.map(lambda job, number: number * len(job), "ab", range(100)):
+        seen.append(taken)
+        assert len(submitted) - len(seen) <= 3
+    assert seen == [2 * number for number in range(100)]

@@ -74,6 +74,14 @@ def page(url: str, links: Sequence[object] = (), **more: Any) -> Page:
     return Page("list", position, url, more.pop("text", "some text"), links, **more)
 
 
+def test_flags_of_no_link_make_no_column(corpus_of: Open) -> None:
+    """Whether the second page is in the first one's run or not: its only link is unusable."""
+    items = [page("https://a.example/", ["/b"]), page("https://a.example/b", ["mailto:x"], anchors=["write"], link_flags=[NOFOLLOW])]
+    for memory_bytes, per_part in ((1 << 30, 10), (1, 1)):
+        corpus = corpus_of(items, memory_bytes=memory_bytes, per_part=per_part)
+        assert corpus.link_flags([0, 1]) is None and corpus.anchors([0, 1]) is None
+
+
 def test_flags_and_anchors_follow_their_targets(corpus_of: Open) -> None:
     items = [
         page(

@@ -135,6 +135,12 @@ def test_same_bytes_for_any_number_of_workers(tmp_path: Path, digest: Callable[[
         out.mkdir()
         result = run(corpus_config(tmp_path / "web"), {}, out, Execution(workers=workers, report=lambda line: None))
         digests.append(digest(out))
+    monkeypatch.setattr(module, "WHOLE_FROM_FILES", 3)
+    assert len(list(open_warc(tmp_path / "web").chunks)) == 3
+    out = tmp_path / "whole"
+    out.mkdir()
+    result = run(corpus_config(tmp_path / "web"), {}, out, Execution(workers=1, report=lambda line: None))
+    digests.append(digest(out))
     assert len(set(digests)) == 1
     assert result.counts["pages"][0] == 90
     assert result.notes["rejects_by_reason"] == {"cut_off": 3, "duplicate_url": 24, "misframed": 3}

@@ -25,6 +25,7 @@ from craw4llm.configs import (
 from craw4llm.crawl import loop
 from craw4llm.crawl.checkpoint import Checkpoints
 from craw4llm.crawl.stage import state_key
+from craw4llm.execution import process_name
 from craw4llm.stage import Stage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -182,3 +183,17 @@ def test_kill_9_at_any_time(policy, tmp_path, undisturbed):
         far.append(saved())
     assert far == sorted(set(far)) and far[-1] < 300  # each attempt went on from the one before, and none was allowed to end
     assert digest == undisturbed(policy, budget_pages=300, batch_pages=1)
+
+
+def test_what_another_host_is_writing_is_left_alone(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here = process_name().rpartition("-")[0]
+    fresh, old = tmp_path / "8-9-ab.elsewhere-1.partial", tmp_path / "6-7-ab.elsewhere-1.partial"
+    killed = tmp_path / f"4-5-ab.{here}-{gone.pid}.partial"
+    for path in (fresh, old, killed):
+        path.write_bytes(b"begun")
+    os.utime(old, (time.time() - 100_000,) * 2)
+    checkpoints.save(10, 12, {"crawled": np.arange(3)})
+    assert sorted(path.name for path in tmp_path.glob("*.partial")) == [fresh.name]

@@ -149,6 +149,26 @@ def test_capped_crawls_go_on_and_are_extended(shared_build, build, monkeypatch, 
         assert build(crawl(policy, budget_pages=pages, **fields)).digest == shared_build(crawl(policy, budget_pages=pages, **fields)).digest
 
 
+def test_the_next_seeds_of_a_long_draw_are_found_in_few_steps():
+    """All but the last three of the draw are met; a restart of one seed at a time does not begin at the front again and again."""
+    crawler = object.__new__(Crawler)
+    asked = []
+
+    class Met(BitSet):
+        def has(self, ids):
+            asked.append(len(ids))
+            return super().has(ids)
+
+    n = 20_000
+    crawler._drawn, crawler._restart_seeds, crawler._seen = np.arange(n, dtype=np.uint32)[::-1], 1, Met(n)
+    crawler._seen.add(np.arange(3, n, dtype=np.uint32))
+    for seed in (2, 1, 0):
+        assert crawler._next_seeds().tolist() == [seed]
+        crawler._seen.add(np.array([seed], dtype=np.uint32))
+    assert crawler._next_seeds().tolist() == []
+    assert sum(asked) < 4 * n
+
+
 def test_options_that_are_refused():
     for field in ("pages_per_host", "pages_per_domain", "budget_tokens"):
         with pytest.raises(ConfigError, match=f"{field} is 0; expected at least 1"):

@@ -122,7 +122,7 @@ def make_crawl(
         "iterations": 3,
         "mean_score_crawled": None,
     }
-    config = {"policy": policy, "batch_pages": 10, "seeds": None, "seed_count": 4, "seed_set": 0, "rng_seed": 0}
+    config = {"policy": policy, "batch_pages": 10, "seeds": None, "seed_count": 4, "seed_set": 0, "rng_seed": 0, "mode": "paper"}
     return fakes.build("crawl", config, {"corpus": corpus}, write, counts, {"stop": "budget"})
 
 

@@ -135,6 +135,29 @@ def test_crawls_of_several_seed_sets_get_intervals_and_verdicts(world: Worlds, r
     assert "no model was trained" in (out / "report.html").read_text()
 
 
+def test_one_set_of_seeds_has_a_difference_and_no_interval(world: Worlds, report: Report) -> None:
+    made = world(policies=("quality", "random"))
+    crawls = {name: a for name, a in made.inputs.items() if not name.startswith("results/")}
+    out = report(crawls, ReportConfig(title="t", question="q?", reference="quality", at_pages=(30,)))
+    found = [v for v in json.loads((out / "summary.json").read_text())["verdicts"] if v["metric"] == "mean_score_at_pages"]
+    assert [(v["verdict"], v["low"], v["high"]) for v in found] == [("one replicate", None, None)] and found[0]["difference"] < 0
+    assert "can't tell from 1 replicate" in found[0]["sentence"] and "interval" not in found[0]["sentence"]
+
+
+def test_a_model_that_does_not_count_is_in_no_mean_of_tasks(world: Worlds, report: Report) -> None:
+    accuracies = {"random/equal_pages": {"lambada_openai": 0.9}}
+    whole = report(world(accuracies=accuracies).inputs, name="whole")
+    broken = report(world(accuracies=accuracies, broken=(("random/equal_pages", 1),)).inputs, name="broken")
+    one, two = (of(read(out, "models"), arm="random/equal_pages", replicate=r)["core_v1"] for out, r in ((whole, 0), (whole, 1)))
+    assert one != two
+    for name in ("arms", "table1"):
+        assert of(read(broken, name), arm="random/equal_pages")["core_v1"] == one
+    tasks = [row for row in read(broken, "tasks") if row["arm"] == "random/equal_pages"]
+    assert tasks and {row["models"] for row in tasks} == {1}
+    summary = json.loads((broken / "summary.json").read_text())
+    assert of(summary["arms"], arm="random/equal_pages")["metrics"]["core_v1"]["values"] == [one]
+
+
 def record(root: Path, name: str, inputs: dict[str, Any], runs: list[tuple[dict[str, Any], list[str]]]) -> None:
     """Writes an index: every run with its parameters and the names of its results; names that are not in `inputs` are not finished."""
     entries = []
