@@ -87,7 +87,9 @@ def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str,
         },
         "api_auth": {"jwt_secret": keys["jwt_secret"]},
         # A stage may run for days. The defaults kill it after 15 s without an api-server, and give its supervisor up after 300 s.
-        "workers": {"max_failed_heartbeats": "60"},
+        # A supervisor notices the end of its task at its next heartbeat, and holds a worker until then; an approval that is given before
+        # then is lost: the scheduler takes the end of the task that waited for the end of the one that goes on, and asks again.
+        "workers": {"min_heartbeat_interval": "1", "max_failed_heartbeats": "300"},
         "scheduler": {
             "task_instance_heartbeat_timeout": "900",
             "enable_health_check": "False",
