@@ -50,7 +50,7 @@ from craw4llm.corpus.npy import NpyWriter, distinct
 from craw4llm.corpus.reader import CLUEWEB22
 from craw4llm.corpus.urls import domain_of
 from craw4llm.crawl.hashing import hash_ids
-from craw4llm.errors import InputError, StageError
+from craw4llm.errors import ConfigError, InputError, StageError
 from craw4llm.execution import Execution
 from craw4llm.externals import locate
 from craw4llm.processes import worker_pool
@@ -70,6 +70,9 @@ FORMS = {
     NO_ID_LONG: "six fields or more, no document id where one is expected",
     NULL_ID: "null in place of the document id",
 }
+
+
+NOT_FOR_CLUEWEB22 = ("html", "columns", "url_rules", "duplicates", "nofollow", "obey")  # options of CorpusConfig
 
 
 def build(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Execution) -> Result:
@@ -113,6 +116,13 @@ def build_part(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Ex
 def _plan(source: ClueWeb22, out: Path, config: CorpusConfig) -> "tuple[Work, _Opened, NDArray[np.int64]]":
     """What is to be read, the files as they are, and the facts of a first look at their links."""
     root = locate(source.folder)
+    for name in NOT_FOR_CLUEWEB22:
+        default = CorpusConfig.__dataclass_fields__[name].default
+        if getattr(config, name) != default:
+            raise ConfigError(
+                f"corpus: {name} is {getattr(config, name)!r}, which does nothing for ClueWeb22 ({root}): its pages are known by document "
+                f"ids, and its records name neither headers nor nofollow; expected {default!r}"
+            )
     if source.indegree == "inlink" and not (root / "inlink").is_dir():
         raise InputError(f"corpus: {root} has no folder inlink; get it, or use indegree='links'")
     files = delivered(root, source.streams)

@@ -307,6 +307,14 @@ builder(Execution(root=Path(sys.argv[2]), workers=1, report=lambda line: None))(
     assert not (artifact.path / "parts").exists()
 
 
+@pytest.mark.parametrize("option", [{"nofollow": "drop"}, {"obey": ("noai",)}, {"duplicates": "last"}])
+def test_options_that_do_nothing_here_are_refused(small, tmp_path, build, option):
+    """Silence would leave a reader believing that the pages were left out."""
+    (name,) = option
+    with pytest.raises(ConfigError, match=f"{name} is .* does nothing for ClueWeb22"):
+        build(Stage(CorpusConfig(source=External(name="corpus", path=str(write_clueweb22(tmp_path / "w", small, "id_first"))), **option)))
+
+
 def test_what_identifies_the_folder(small, tmp_path, build, monkeypatch):
     root = write_clueweb22(tmp_path / "w", small)
     before = digest(root)
