@@ -331,6 +331,7 @@ class ScorerConfig(Config):
     """
 
     stage: ClassVar[str] = "scorer"
+    version: ClassVar[int] = 2  # 2: last bits of the exact route
     variadic: ClassVar[bool] = True
     kind: Literal[
         "fasttext", "train_fasttext", "table", "length", "url", "indegree", "pagerank", "harmonic", "ensemble", "encoder", "python"
