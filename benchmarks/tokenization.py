@@ -11,12 +11,15 @@ In one run, on the same pages, alternating:
 Rates are per second of processor time (user and system, children included), so that other users of the machine weigh little; wall time is
 printed beside it. `ratio` is ours / library, end to end. `scaling` is the rate of wall time at two workers over twice that at one, on the
 same pages many times over, so that the start of two processes (about 2 s) weighs as little as in real work; it needs a machine with two
-idle cores. The ids are compared on every page. Needs the reference data ($CRAW4LLM_SHARED, default ../shared).
+idle cores. `against_separate` does not: the wall time of two processes that have nothing to do with each other, each with half of the
+work, over that of two workers, by turns. The ids are compared on every page. Needs the reference data ($CRAW4LLM_SHARED, default
+../shared).
 """
 
 import argparse
 import gzip
 import json
+import multiprocessing
 import os
 import resource
 import statistics
@@ -104,18 +107,27 @@ def measure(shared: Path, folder: Path, every: int, repeats: int) -> dict[str, A
     copies = -(-SCALING_TOKENS // (every * tokens))
     many = inputs | {"selection": select(execution, corpus, np.tile(pages, copies), f"times{copies}")}
     one_worker = timed(lambda: stage(many, folder / "one", 1, execution.root))[0]
-    two_workers = timed(lambda: stage(many, folder / "two", 2, execution.root))[0]
+    half = inputs | {"selection": select(execution, corpus, np.tile(pages, -(-copies // 2)), f"times{-(-copies // 2)}")}
+    two, apart = [], []
+    for i in range(repeats):
+        two.append(timed(lambda i=i: stage(many, folder / f"two{i}", 2, execution.root))[0])  # type: ignore[misc]
+        apart.append(timed(lambda i=i: separate(half, folder / f"apart{i}", execution.root))[0])  # type: ignore[misc]
+    two_workers = statistics.median(two)
     rate = {name: tokens / statistics.median(times) for name, times in cpu.items()}
     print(f"{'':<10}{'tokens per CPU s':>18}{'median wall s':>16}{'spread of CPU s':>24}")
     for name, times in cpu.items():
         spread = f"{min(times):.2f} to {max(times):.2f}"
         print(f"{name:<10}{rate[name]:>18,.0f}{statistics.median(wall[name]):>16.2f}{spread:>24}")
-    print(f"ours, {copies} times the pages: {one_worker:.1f} s of wall time with one worker, {two_workers:.1f} s with two")
+    print(
+        f"ours, {copies} times the pages: {one_worker:.1f} s of wall time with one worker, {two_workers:.1f} s with two; "
+        f"half of them in each of two separate processes: {statistics.median(apart):.1f} s"
+    )
     hard = hard_texts(encoder, shared)
     return {
         "ratio": round(rate["ours"] / rate["library"], 2),
         "ratio_plain": round(rate["ours"] / rate["plain"], 2),
         "scaling": round(one_worker / two_workers / 2, 2),
+        "against_separate": round(statistics.median(apart) / two_workers * copies / (2 * -(-copies // 2)), 2),
         "tokens_per_cpu_s": round(rate["ours"]),
         "pages_with_other_ids": differing,
         "slowest_hard_text_s": round(max(hard.values()), 2),
@@ -151,6 +163,22 @@ def stage(inputs: dict[str, Artifact], out: Path, workers: int, root: Path) -> N
         TokenizeConfig(sample_tokens=SAMPLE_TOKENS), inputs, out, Execution(root=root, workers=workers, report=lambda line: None)
     )
     assert not (out / parts.FOLDER).exists()
+
+
+def separate(inputs: dict[str, Artifact], out: Path, root: Path) -> None:
+    """Two processes, each with one worker and these inputs."""
+    context = multiprocessing.get_context("spawn")
+    processes = []
+    for i in range(2):
+        folder = Path(f"{out}.{i}")
+        folder.mkdir()
+        arguments = (TokenizeConfig(sample_tokens=SAMPLE_TOKENS), inputs, folder, Execution(root=root, workers=1, report=str))
+        processes.append(context.Process(target=tokenize_stage.run, args=arguments))
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
 
 
 def library(engine: Any, texts: list[str]) -> None:
