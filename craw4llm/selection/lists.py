@@ -41,8 +41,9 @@ def read_list(path: Path, corpus: Corpus) -> Listed:
     ids = corpus.find(lines)
     has_ids = corpus.has_document_ids
     if not has_ids and DOC_ID in pq.read_schema(corpus.artifact.file("pages.parquet")).names:
-        has_ids = True
-        by_id = pc.index_in(pa.array(lines, pa.string()), value_set=corpus.column(DOC_ID).combine_chunks())
+        given = corpus.column(DOC_ID).combine_chunks()
+        has_ids = given.null_count < len(given)
+        by_id = pc.index_in(pa.array(lines, pa.string()), value_set=given)
         ids = np.where(ids < 0, pc.fill_null(by_id, -1).to_numpy(zero_copy_only=False).astype(np.int64), ids)
     known = ids[ids >= 0]
     if not len(known):

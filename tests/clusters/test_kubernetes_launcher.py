@@ -235,7 +235,9 @@ def test_several_pods_meet_through_torchrun(server: FakeKubernetes, tmp_path: Pa
         "dist.init_process_group('gloo')\n"
         "x = torch.ones(1) * (dist.get_rank() + 1)\n"
         "dist.all_reduce(x)\n"
+        "dist.barrier()\n"
         "print('sum', int(x), flush=True)\n"
+        "dist.destroy_process_group()\n"
     )
     launcher = launcher_named("kubernetes")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

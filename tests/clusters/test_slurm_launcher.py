@@ -190,7 +190,9 @@ def test_several_nodes_meet_through_torchrun(slurm: LocalSlurm, tmp_path: Path, 
         "dist.init_process_group('gloo')\n"
         "x = torch.ones(1) * (dist.get_rank() + 1)\n"
         "dist.all_reduce(x)\n"
+        "dist.barrier()\n"
         "print('sum', int(x), 'of', dist.get_world_size(), sys.argv[1:], flush=True)\n"
+        "dist.destroy_process_group()\n"
     )
     launcher = launcher_named("slurm")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo"}

@@ -127,8 +127,8 @@ def test_graph_scores_belong_to_their_corpus(graph, shared_build, execution, mak
     if measure == "indegree":
         np.testing.assert_array_equal(scores, matrix.sum(axis=0)[: corpus.n_pages])
     other = make_web([("https://w.example/", "text", [])])
-    with pytest.raises(ArtifactError, match="give both the same corpus"):
-        PageScores(build(other), shared_build(scorer), execution)
+    with PageScores(build(other), shared_build(scorer), execution) as elsewhere, pytest.raises(ArtifactError, match="both the same corpus"):
+        elsewhere.scores([0])
     with pytest.raises(ConfigError, match=r"takes the inputs \['corpus'\]"):
         Stage(ScorerConfig(kind=measure, source=GraphMeasure()))
 
