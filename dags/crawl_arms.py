@@ -13,7 +13,7 @@ from typing import Any
 from airflow.sdk import DAG, Asset, Param, task, task_group
 
 from craw4llm.experiment import Experiment, load, names
-from launchers import LAUNCHERS
+from launchers import AS_CONFIGURED, LAUNCHERS
 from notify import RunNotifier
 from plan_operator import PlanOperator
 from stage_operator import StageOperator
@@ -33,10 +33,9 @@ HOW = {
         description="training seeds an arm; with two or more the report can say how sure a difference is",
     ),
     "launcher": Param(
-        "",
+        AS_CONFIGURED,  # not "": the form takes that for a field that is not filled in
         type="string",
-        enum=["", *sorted(LAUNCHERS)],
-        values_display={"": "as configured"},
+        enum=[AS_CONFIGURED, *sorted(LAUNCHERS)],
         title="launcher",
         description="where the stages run; no part of what they are",
     ),

@@ -292,6 +292,7 @@ def _kubernetes() -> Launcher:
     return KubernetesLauncher()
 
 
+AS_CONFIGURED = "as configured"  # a form's word for no launcher in particular
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": LocalLauncher, "slurm": _slurm, "kubernetes": _kubernetes}
 
 

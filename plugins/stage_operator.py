@@ -41,7 +41,7 @@ from typing import Any
 from airflow.sdk import Asset, AssetAlias, BaseOperator, BaseOperatorLink, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from launchers import Job, JobId, Launcher, Outcome, launcher_named
+from launchers import AS_CONFIGURED, Job, JobId, Launcher, Outcome, launcher_named
 from placement import PlacementError, place_of
 
 LAST_LINES = 12  # of the command, repeated in the error
@@ -115,7 +115,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     @functools.cached_property
     def jobs(self) -> Launcher:
         """The launcher that runs the job."""
-        return launcher_named(self.launcher or os.environ.get("CRAW4LLM_LAUNCHER") or place_of(self.stage).launcher)
+        chosen = "" if self.launcher == AS_CONFIGURED else self.launcher
+        return launcher_named(chosen or os.environ.get("CRAW4LLM_LAUNCHER") or place_of(self.stage).launcher)
 
     @property
     def node_name(self) -> str:

@@ -221,6 +221,7 @@ def test_the_forms_chain_is_mapped_over_arms_by_name(bag: DagBag) -> None:
         assert dag.get_task(name).map_index_template == "{{ task.shown_as }}"
     assert dag.get_task("plan").upstream_task_ids == set()
     assert set(dag.params) == {*load(FORM).parameters, "replicates", "launcher"}
+    assert dag.params["launcher"] == "as configured"  # an empty text would disable the form's button
     assert all(field.description for name, field in ((n, dag.params.get_param(n)) for n in dag.params)), "every field says what it is"
 
 

@@ -47,7 +47,11 @@ def killed() -> Iterator[dict[str, float]]:
 
 def arguments(session: dict[str, float]) -> set[str]:
     """Last arguments of the living members."""
-    return {process.cmdline()[-1] for process in airflow_server.members_of(session)}
+    found = set()
+    for process in airflow_server.members_of(session):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(process.cmdline()[-1])
+    return found
 
 
 def soon(session: dict[str, float], wanted: set[str]) -> bool:

@@ -254,20 +254,24 @@ def endless(server: tuple[Airflow, subprocess.Popen[str]]) -> str:
     return server[0].trigger("mini", VALUES | {"train_tokens": 2_000_000_000})
 
 
-def trainings(place: Path) -> list[psutil.Process]:
-    """Stages of training that run now."""
-    return [p for p in processes_with(str(place / "artifacts")) if "craw4llm" in p.cmdline()[2:3] and ".train" in " ".join(p.cmdline())]
+def trainings(place: Path) -> dict[str, psutil.Process]:
+    """Stages of training that run now: task -> the process that keeps its job."""
+    found = {}
+    for attempt in (place / "artifacts" / "logs" / "jobs").glob("mini/*/*.train*/[0-9]*"):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if not (attempt / "exit.json").exists():
+                found[attempt.parent.name] = psutil.Process(json.loads((attempt / "job.json").read_text())["pid"])
+    return found
 
 
 @pytest.mark.slow
 def test_marking_a_running_task_failed_ends_its_stage(server: tuple[Airflow, subprocess.Popen[str]], place: Path, endless: str) -> None:
     airflow, _ = server
-    first = wait_for(lambda: trainings(place), 120)[0]
+    task_id, job = next(iter(wait_for(lambda: trainings(place), 120).items()))
     time.sleep(5)
-    task_id = next(text.partition("=")[2] for text in first.cmdline() if text.startswith("--only="))
     airflow.call("PATCH", f"{endless}/taskInstances/{task_id}", {"new_state": "failed"})
     began = time.monotonic()
-    wait_for(lambda: not first.is_running(), 30)
+    wait_for(lambda: not job.is_running(), 30)
     print(f"the stage was gone {time.monotonic() - began:.1f} s after its task was marked failed")
     assert airflow.call("GET", f"{endless}/taskInstances/{task_id}")["state"] == "failed"
 
