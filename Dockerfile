@@ -36,7 +36,7 @@ RUN cat /etc/ssl/certs/ca-certificates.crt /tmp/build/*.crt > /tmp/certs.pem 2>/
     elif [ "$VARIANT" = cpu ]; then pip install --extra-index-url "$TORCH_CPU_INDEX" "$(sed 's/$/+cpu/' requirements/torch.txt)"; \
     else pip install -r requirements/torch.txt; fi && \
     uv pip install --no-cache --no-deps --find-links /tmp/build -r requirements/lock.txt && \
-    rm -rf /tmp/certs.pem /root/.cache
+    rm -rf /tmp/certs.pem
 
 COPY pyproject.toml README.md LICENSE ./
 COPY craw4llm/ craw4llm/
