@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import stage_job
-from launchers import STAGE_JOB, FolderLauncher, JobId, Outcome, Status, _json, for_torchrun
+from launchers import STAGE_JOB, JobId, Outcome, QueueLauncher, Status, _json, for_torchrun
 from placement import PlacementError, options_of
-from slurm_launcher import may_go_on
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +74,14 @@ ON_EVERY_POD = (
 )
 
 
-class KubernetesLauncher(FolderLauncher):
+class KubernetesLauncher(QueueLauncher):
     """See the module's docstring. Credentials: those of the pod that it runs in, else kubeconfig."""
 
     name = "kubernetes"
 
     def __init__(self) -> None:
+        super().__init__()
         self._asked: dict[str, tuple[float, dict[str, Any] | None]] = {}
-        self._said = ""
         self._client: Any = None
 
     # --- the interface
@@ -114,33 +113,14 @@ class KubernetesLauncher(FolderLauncher):
             raise OSError("kubernetes: the API server does not answer")
         return known if word["state"] in ("waiting", "running") else None
 
-    def status(self, job_id: JobId) -> Status:
-        folder = Path(job_id["folder"])
-        record = _json(folder / "exit.json")
-        if record and not may_go_on(record):
-            return "succeeded" if record["code"] == 0 and not record["stopped"] else "failed"
-        word = self._word(job_id)
-        if word is None or word["state"] in ("waiting", "running"):
-            return "ending" if (folder / "cancel").exists() else "running"
-        if record := _json(folder / "exit.json"):
-            return "succeeded" if record["code"] == 0 and record["stopped"] in ("", "signal") else "failed"
+    def lives(self, word: Any) -> bool:
+        return word is None or word["state"] in ("waiting", "running")
+
+    def without_record(self, folder: Path, word: Any) -> Status:
         return "failed" if (folder / "cancel").exists() or (folder / "release").exists() or word["out_of_memory"] else "lost"
 
-    def tail(self, job_id: JobId, place: dict[str, int] | None) -> tuple[list[str], dict[str, int]]:
-        lines, now = super().tail(job_id, place)
-        word = self._word(job_id)
-        if word is not None and (said := f"kubernetes: job {job_id['job']} is {word['text']}") != self._said:
-            lines.append(said)
-            self._said = said
-        return lines, now
-
-    def release(self, job_id: JobId, owner: str) -> None:
-        super().release(job_id, owner)
-        self._delete_waiting(job_id)
-
-    def cancel(self, job_id: JobId) -> None:
-        super().cancel(job_id)
-        self._delete_waiting(job_id)
+    def line(self, job_id: JobId, word: Any) -> str | None:
+        return f"kubernetes: job {job_id['job']} is {word['text']}"
 
     def result(self, job_id: JobId) -> Outcome:
         outcome = super().result(job_id)
@@ -202,7 +182,7 @@ class KubernetesLauncher(FolderLauncher):
             stage_job.write(kept, word)  # the Job is deleted an hour later
         return word
 
-    def _delete_waiting(self, job_id: JobId) -> None:
+    def withdraw(self, job_id: JobId) -> None:
         """Deletes a Job whose pod does not run yet: nothing of it reads the files of its folder. Where the API server does not answer the
         files are still there, and end the job when its pod starts."""
         from kubernetes.client.exceptions import ApiException

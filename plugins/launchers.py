@@ -41,6 +41,7 @@ GRACE_S = 20.0  # from SIGTERM to SIGKILL: time for a training run to save
 REPRIEVE_S = 6.0  # a scheduler that restarts hands a running task to a new try, whose process needs a few seconds to take the job over
 ABANDONED_AFTER_S = 2 * 3600.0  # longer than the heartbeat time-out and the longest wait before a retry together
 DEAD_AFTER_S = 60.0  # a job on another host that has not touched its file `alive` for so long
+STOPPED = 75  # exit code of craw4llm: a stage was asked to end and has saved
 STARTS_WITHIN_S = 60.0
 FILES = ("output", "log")
 FIRST_LOOK_BYTES = 65_536  # of each file, for a task that takes over a running job
@@ -228,6 +229,68 @@ class FolderLauncher:
             if time.monotonic() > until:
                 raise TimeoutError(f"waited {seconds:.0f} s for the end of the job in {job_id['folder']}")
             time.sleep(0.05)
+
+
+class QueueLauncher(FolderLauncher):
+    """What the launchers share whose scheduler keeps jobs in a queue, and may start one again in its folder."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def _word(self, job_id: JobId) -> Any:
+        """What the scheduler says of the job; None: no answer."""
+        raise NotImplementedError
+
+    def lives(self, word: Any) -> bool:
+        """Whether the job waits or runs by that word; also where there is no answer, since nobody knows better."""
+        raise NotImplementedError
+
+    def without_record(self, folder: Path, word: Any) -> Status:
+        """The status of a job that the scheduler has given up, and that left no exit record."""
+        raise NotImplementedError
+
+    def line(self, job_id: JobId, word: Any) -> str | None:
+        """That word, for the task's log."""
+        raise NotImplementedError
+
+    def withdraw(self, job_id: JobId) -> None:
+        """Takes a job that does not run yet out of the queue."""
+        raise NotImplementedError
+
+    def status(self, job_id: JobId) -> Status:
+        folder = Path(job_id["folder"])
+        record = _json(folder / "exit.json")
+        if record and not may_go_on(record):
+            return "succeeded" if record["code"] == 0 and not record["stopped"] else "failed"
+        word = self._word(job_id)
+        if self.lives(word):
+            return "ending" if (folder / "cancel").exists() else "running"
+        if record := _json(folder / "exit.json"):  # it may have been written between the two looks
+            return "succeeded" if record["code"] == 0 and record["stopped"] in ("", "signal") else "failed"
+        return self.without_record(folder, word)
+
+    def tail(self, job_id: JobId, place: dict[str, int] | None) -> tuple[list[str], dict[str, int]]:
+        lines, now = super().tail(job_id, place)
+        word = self._word(job_id)
+        said = None if word is None else self.line(job_id, word)
+        if said is not None and said != self._said:
+            lines.append(said)
+            self._said = said
+        return lines, now
+
+    def release(self, job_id: JobId, owner: str) -> None:
+        super().release(job_id, owner)
+        self.withdraw(job_id)
+
+    def cancel(self, job_id: JobId) -> None:
+        super().cancel(job_id)
+        self.withdraw(job_id)
+
+
+def may_go_on(record: Mapping[str, Any]) -> bool:
+    """Whether an exit record tells of an end that may be the scheduler's doing: Slurm signals the command and stage_job.py at once, and
+    either may be first."""
+    return record["stopped"] == "signal" or (not record["stopped"] and (record["code"] == STOPPED or record["signal"] is not None))
 
 
 class LocalLauncher(FolderLauncher):

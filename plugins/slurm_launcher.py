@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import stage_job
-from launchers import STAGE_JOB, FolderLauncher, JobId, Outcome, Status, _json, for_torchrun
+from launchers import STAGE_JOB, JobId, Outcome, QueueLauncher, Status, _json, for_torchrun
 from placement import PlacementError, options_of
 
 BATCH = Path(__file__).resolve().parent / "slurm_batch.sh"
@@ -34,7 +34,6 @@ ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "COMPLETI
 ACTIVE |= {"SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"}
 ASK_EVERY_S = 2.0  # one task asks the controller no more often; the exit record is looked at each time
 CLIENT_TIMEOUT_S = 60.0
-STOPPED = 75  # exit code of a stage that was stopped and has saved
 OWN_OPTIONS = ("ranks-per-node", "save-before-limit")
 RESERVED = (
     "job-name",
@@ -58,14 +57,14 @@ ON_EVERY_NODE = (
 )
 
 
-class SlurmLauncher(FolderLauncher):
+class SlurmLauncher(QueueLauncher):
     """See the module's docstring."""
 
     name = "slurm"
 
     def __init__(self) -> None:
+        super().__init__()
         self._asked: dict[int, tuple[float, dict[str, str] | None]] = {}
-        self._said = ""
 
     def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
         record = _json(settings) or {}
@@ -113,35 +112,14 @@ class SlurmLauncher(FolderLauncher):
         numbers = done.stdout.split()
         return {"slurm_job": int(numbers[0])} if numbers else None
 
-    def status(self, job_id: JobId) -> Status:
-        folder = Path(job_id["folder"])
-        record = _json(folder / "exit.json")
-        if record and not may_go_on(record):
-            return "succeeded" if record["code"] == 0 and not record["stopped"] else "failed"
-        word = self._word(job_id)
-        if word is None or word["JobState"] in ACTIVE:  # None: the controller does not answer, so nobody knows better
-            return "ending" if (folder / "cancel").exists() else "running"
-        if record := _json(folder / "exit.json"):  # it may have been written between the two looks
-            return "succeeded" if record["code"] == 0 and record["stopped"] in ("", "signal") else "failed"
+    def lives(self, word: Any) -> bool:
+        return word is None or word["JobState"] in ACTIVE
+
+    def without_record(self, folder: Path, word: Any) -> Status:
         return "lost" if word["JobState"] in ("NODE_FAIL", "BOOT_FAIL", "UNKNOWN", "COMPLETED") else "failed"
 
-    def tail(self, job_id: JobId, place: dict[str, int] | None) -> tuple[list[str], dict[str, int]]:
-        lines, now = super().tail(job_id, place)
-        word = self._word(job_id)
-        if word is not None:
-            said = f"slurm: job {job_id['slurm_job']} is {describe(word)}"
-            if said != self._said and word["JobState"] != "UNKNOWN":
-                lines.append(said)
-                self._said = said
-        return lines, now
-
-    def release(self, job_id: JobId, owner: str) -> None:
-        super().release(job_id, owner)
-        self._leave_queue(job_id)
-
-    def cancel(self, job_id: JobId) -> None:
-        super().cancel(job_id)
-        self._leave_queue(job_id)
+    def line(self, job_id: JobId, word: Any) -> str | None:
+        return None if word["JobState"] == "UNKNOWN" else f"slurm: job {job_id['slurm_job']} is {describe(word)}"
 
     def result(self, job_id: JobId) -> Outcome:
         outcome = super().result(job_id)
@@ -151,7 +129,7 @@ class SlurmLauncher(FolderLauncher):
             outcome, out_of_memory=out_of_memory, scheduler=f"slurm job {job_id['slurm_job']}: {describe(word)}" if word else ""
         )
 
-    def _leave_queue(self, job_id: JobId) -> None:
+    def withdraw(self, job_id: JobId) -> None:
         """A job that waits has no process that could see the files; one that runs ends itself."""
         self._client(["scancel", "--state=PENDING", str(job_id["slurm_job"])])
 
@@ -187,12 +165,6 @@ class SlurmLauncher(FolderLauncher):
             return subprocess.run(command, env=env, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", f"no answer in {CLIENT_TIMEOUT_S:.0f} s")
-
-
-def may_go_on(record: Mapping[str, Any]) -> bool:
-    """Whether an exit record tells of an end that may be Slurm's doing: it signals the command and stage_job.py at once, and either may be
-    first."""
-    return record["stopped"] == "signal" or (not record["stopped"] and (record["code"] == STOPPED or record["signal"] is not None))
 
 
 def job_name(folder: Path) -> str:

@@ -41,7 +41,7 @@ from typing import Any
 from airflow.sdk import Asset, AssetAlias, BaseOperator, BaseOperatorLink, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from launchers import AS_CONFIGURED, Job, JobId, Launcher, Outcome, launcher_named
+from launchers import AS_CONFIGURED, STOPPED, Job, JobId, Launcher, Outcome, launcher_named
 from placement import PlacementError, place_of
 
 LAST_LINES = 12  # of the command, repeated in the error
@@ -49,7 +49,6 @@ LINE_CHARS = 4000  # a longer line of the log is cut
 RENEW_EVERY_S = 5.0
 QUICK_LOOKS_S, QUICK_S, SLOW_S = 10.0, 0.05, 0.5  # the first seconds are looked at often: most stages of small experiments end in them
 HOPELESS = {2: "a parameter or config", 3: "an input from outside"}  # exit codes of craw4llm that a retry cannot change
-STOPPED = 75  # of craw4llm: a stage was asked to end and has saved
 MAIN_COUNTS = 40
 
 
