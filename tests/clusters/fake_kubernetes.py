@@ -123,6 +123,8 @@ class FakeKubernetes:
                 pod["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
                 pod["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": code, "reason": reason}}
                 disrupted |= any(c["type"] == "DisruptionTarget" for c in pod["status"].get("conditions", []))
+            if name not in self.jobs:  # deleted meanwhile
+                return
             rules = self.jobs[name]["spec"]["podFailurePolicy"]["rules"]
             if failed and disrupted and any(rule["action"] == "Ignore" and "onPodConditions" in rule for rule in rules):
                 self._run(name)
