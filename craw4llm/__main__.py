@@ -407,6 +407,9 @@ def main() -> None:
     """Entry point: errors of the project end in one clear line, an interruption in exit code 130."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _interrupted)
+    # NumPy's BLAS starts a thread a core when it is imported (a third of the start), and its sums would depend on their number. The
+    # work here goes over processes, or through torch, which has threads of its own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:

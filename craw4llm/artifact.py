@@ -21,13 +21,13 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = 1
 HEARTBEAT_S = 5.0
+_FLUSHES = 16  # at a time
 DEAD_AFTER_S = 60.0  # an owner on another host that has not shown itself for this long is dead
 
 
@@ -218,11 +219,9 @@ class Store:
             manifest["files"] = files
             manifest["digest"] = digest_of_files(files)
             text = json.dumps(manifest, indent=2, sort_keys=True, allow_nan=False)
-            for path in [*_files(partial), partial]:
-                _flush(path)
             (partial / MANIFEST).write_text(text)
-            _flush(partial / MANIFEST)
-            _flush(partial)
+            with ThreadPoolExecutor(_FLUSHES) as pool:  # at once they share the file system's own commits
+                list(pool.map(_flush, [partial, *partial.rglob("*")]))
             final = self.path(stage, fingerprint)
             if final.exists():  # a folder without a manifest: a deletion that was interrupted
                 shutil.rmtree(final)
@@ -323,9 +322,10 @@ def _commit(checkout: Path) -> str | None:
 
 def machine() -> dict[str, Any]:
     """What a number measured here depends on."""
+    system = os.uname()
     return {
         "host": socket.gethostname(),
-        "platform": platform.platform(),
+        "platform": f"{system.sysname} {system.release} {system.machine}",
         "python": sys.version.split()[0],
         "cpus": os.cpu_count(),
     }
