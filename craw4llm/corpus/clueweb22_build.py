@@ -42,7 +42,7 @@ from craw4llm.corpus.clueweb22_parts import (
     part_path,
     read_part,
 )
-from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, RecordFiles, read_offsets, unpack
+from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, RecordFiles, load_offsets, unpack
 from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS, NO_ID_LONG, NO_ID_SHORT, NULL_ID
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
@@ -55,7 +55,7 @@ from craw4llm.execution import Execution
 from craw4llm.externals import locate
 from craw4llm.processes import worker_pool
 
-PARTS = "parts"
+PARTS = "parts-2"  # with the number of their form: those of an older one are made again
 FORMAT = 1
 MAX_TARGETS = 2**32 - 1  # ids of pages and dead links are uint32
 HELDOUT_SEED = 22  # of the draw of held-out pages, by their document keys
@@ -77,6 +77,9 @@ NOT_FOR_CLUEWEB22 = ("html", "columns", "url_rules", "duplicates", "nofollow", "
 
 def build(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Execution) -> Result:
     """Writes the corpus of `source` into `out`. InputError for a folder that is not what it is taken for."""
+    for path in out.iterdir():  # of an attempt that was interrupted while it merged, or of an older form
+        if path.name != PARTS:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     work, opened, seen = _plan(source, out, config)
     root, files = work.root, work.files
     about: dict[str, Any] = {
@@ -163,7 +166,7 @@ def _open(root: Path, files: list[DataFile]) -> _Opened:
     for file in files:
         path = file.path(root, "txt", ".offset")
         try:
-            offsets, loose = read_offsets(path.read_bytes(), path)
+            offsets, loose = load_offsets(path)
         except OSError as error:
             raise InputError(f"corpus: {path} cannot be read ({error.strerror}); every data file has an .offset file beside it") from error
         if len(offsets) - 1 > RECORDS_PER_FILE:
@@ -174,7 +177,7 @@ def _open(root: Path, files: list[DataFile]) -> _Opened:
         for kind in ("outlink", "inlink"):
             other = file.path(root, kind, ".offset")
             if other.exists():
-                loose |= read_offsets(other.read_bytes(), other)[1]
+                loose |= load_offsets(other)[1]
         if loose:
             opened.loose.append(file.name)
     return opened
@@ -191,7 +194,7 @@ def _first_look(root: Path, files: list[DataFile], slots: Slots) -> NDArray[np.i
     for index in sorted({round(k * (len(files) - 1) / (LOOK_FILES - 1)) for k in range(LOOK_FILES)}):
         seen = 0
         for first, batch in link_batches(work, files[index], "outlink", 20 * BATCH_RECORDS, dict.fromkeys(FAULTS, 0)):
-            some = [record for record in batch if record.strip()][: LOOK_RECORDS - seen]
+            some = [record for record in batch if record and not record.isspace()][: LOOK_RECORDS - seen]
             if some:
                 facts += own_links(files[index].number * RECORDS_PER_FILE + first, batch, dict.fromkeys(FAULTS, 0))[2]
                 seen += len(some)
@@ -253,7 +256,7 @@ def _in_place(work: Work, opened: _Opened, out: Path) -> dict[str, tuple[int | f
     for file, base, short in zip(work.files, work.slots.base.tolist(), opened.short, strict=False):
         if len(short):
             packed = zip(short.tolist(), texts.read(file, "txt", short), strict=True)
-            blank = [row for row, one in packed if not one or not (unpack(one) or b"{").strip()]
+            blank = [row for row, one in packed if not one or _is_blank(unpack(one, 1 << 20))]
             without.append(base + np.array(blank, dtype=np.int64))
     pages = np.concatenate([np.empty(0, dtype=np.int64), *without])
     np.save(out / "without_record.npy", pages.astype(np.uint32))
@@ -497,6 +500,11 @@ class _Merge:
         types = {"source": pa.string(), "position": pa.uint64(), "url": pa.string(), "reason": pa.string()}
         table = pa.table({name: pa.array(values, types[name]) for name, values in rows.items()})
         pq.write_table(table, self.out / "rejects.parquet", compression="zstd", row_group_size=_ROW_GROUP)
+
+
+def _is_blank(unpacked: bytes | str) -> bool:
+    """Whether an unpacked record is an empty line; one that is damaged or large is none."""
+    return isinstance(unpacked, bytes) and not unpacked.strip()
 
 
 def _names(joined: NDArray[np.uint8]) -> list[str]:

@@ -34,8 +34,9 @@ from craw4llm.corpus.clueweb22_files import (
     format_id,
     parse_id,
 )
-from craw4llm.corpus.clueweb22_records import RecordFiles, unpack
+from craw4llm.corpus.clueweb22_records import DAMAGED, MAX_UNPACKED_BYTES, RecordFiles, unpack
 from craw4llm.corpus.clueweb22_slots import Slots, format_ids
+from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.corpus.reader import CLUEWEB22, Corpus
 from craw4llm.errors import ConfigError, InputError
 
@@ -318,8 +319,11 @@ class ClueWeb22Corpus(Corpus):
         with ThreadPoolExecutor(2) as pool:  # unpacking and scanning let go of the interpreter
             yield from pool.map(scan, parts)
 
-    def _read(self, kind: str, pages: ArrayLike) -> Iterator[tuple[int, int, bytes]]:
-        """(place in `pages`, document key, unpacked record; b"" where there is none), by file. InputError for a damaged record."""
+    def _read(self, kind: str, pages: ArrayLike, *, unusable_is_none: bool = False) -> Iterator[tuple[int, int, bytes]]:
+        """(place in `pages`, document key, unpacked record; b"" where there is none), by file.
+
+        InputError for a record that is damaged or larger than one may be; with `unusable_is_none` it counts as none.
+        """
         keys = self._keys(np.asarray(pages, dtype=np.int64))
         order = np.argsort(keys, kind="stable")
         numbers, records = np.divmod(keys[order], RECORDS_PER_FILE)
@@ -331,10 +335,13 @@ class ClueWeb22Corpus(Corpus):
             file = self._files[int(at[chosen[0]])]
             packed = self._records.read(file, kind, records[chosen])
             for place, key, one in zip(order[chosen].tolist(), keys[order[chosen]].tolist(), packed, strict=True):
-                data = unpack(one) if one else b""
-                if data is None:
+                data = unpack(one, MAX_UNPACKED_BYTES[kind]) if one else b""
+                if isinstance(data, str) and unusable_is_none:
+                    data = b""
+                if isinstance(data, str):
                     raise InputError(
-                        f"{file.path(self._records.root, kind)}: the record of {format_id(key)} is damaged or cut off; "
+                        f"{file.path(self._records.root, kind)}: the record of {format_id(key)} is "
+                        f"{'damaged or cut off' if data == DAMAGED else 'larger than a record may be'}; "
                         "put back the file that the corpus was built from"
                         + (", or build it with links='compiled', which leaves such documents out" if self.in_place else "")
                     )
@@ -342,7 +349,7 @@ class ClueWeb22Corpus(Corpus):
 
     def _checked(self, data: bytes, key: int) -> dict[str, Any]:
         try:
-            record = orjson.loads(data)
+            record = {} if too_rich(data) else orjson.loads(data)
             if parse_id(record["ClueWeb22-ID"]) == key and isinstance(record["Clean-Text"], str | None):
                 return record  # type: ignore[no-any-return]
         except (ValueError, KeyError, TypeError):
@@ -362,8 +369,9 @@ class ClueWeb22Corpus(Corpus):
         for place, key, data in self._read("txt", ids):
             given = None if not data or data.isspace() else self._checked(data, key).get("URL")
             urls[place] = given.strip() if isinstance(given, str) else ""
-        for place, key, data in self._read("outlink", ids):
-            if data.strip():
+        # A link record that the build could not use (it counted it) names no URL either.
+        for place, key, data in self._read("outlink", ids, unusable_is_none=not self.in_place):
+            if data and not data.isspace() and not too_rich(data):
                 try:
                     record = orjson.loads(data)
                     if parse_id(record["ClueWeb22-ID"]) == key:
