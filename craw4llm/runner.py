@@ -154,16 +154,12 @@ def build_share(work: Work, execution: Execution, part: int, of: int) -> str:
         raise ConfigError(f"{work.node_id}: the stage {stage} is not made in parts; run it without --part")
     if store.find(stage, work.fingerprint) is not None:
         return "the stage is finished"
-    with _named(work.node_id), storage_errors(execution.root):
+    with _named(work.node_id), storage_errors(execution.root), store.part(stage, work.fingerprint, part, of) as wanted:
+        if not wanted:
+            return "the stage was finished by another process"
         out = store.partial(stage, work.fingerprint)
-        with store.lock(stage, f"{work.fingerprint}.part-{part}-of-{of}"):
-            out.mkdir(parents=True, exist_ok=True)
-            try:
-                return str(module.run_part(work.config, _inputs(work, store), out, execution, part=part, of=of))
-            except FileNotFoundError:
-                if store.find(stage, work.fingerprint) is None:
-                    raise
-                return "the stage was finished by another process"
+        out.mkdir(parents=True, exist_ok=True)
+        return str(module.run_part(work.config, _inputs(work, store), out, execution, part=part, of=of))
 
 
 def _inputs(work: Work, store: Store) -> dict[str, Artifact]:

@@ -22,6 +22,7 @@ from craw4llm.corpus.anchors import OFFSETS as ANCHOR_OFFSETS
 from craw4llm.corpus.anchors import TEXTS as ANCHOR_TEXTS
 from craw4llm.corpus.anchors import AnchorReader
 from craw4llm.corpus.gather import RowReader
+from craw4llm.corpus.names import Names
 
 CLUEWEB22 = "clueweb22.json"  # the file that an artifact has whose texts are in a ClueWeb22 folder
 
@@ -31,6 +32,7 @@ _ZSTD = pa.Codec("zstd")
 class Corpus:
     """A corpus artifact, opened for reading. Ids below `n_pages` are pages, from there to `n_targets` dead links."""
 
+    has_indegree = True  # whether `indegree`, and so links into a page, are known
     has_document_ids = False  # whether every page and dead link has a document id, which `find` knows and `document_ids` gives
 
     def __new__(cls, artifact: Artifact) -> "Corpus":
@@ -60,41 +62,45 @@ class Corpus:
         return pq.read_table(self.artifact.file("dead_links.parquet")).column("url").combine_chunks()
 
     @cached_property
-    def hosts(self) -> list[str]:
+    def hosts(self) -> Names:
         """Names of the hosts, in the order of `host_ids`."""
-        return self._host_dictionary.dictionary.to_pylist()
+        return self._named("host")[0]
 
-    @property
+    @cached_property
     def n_hosts(self) -> int:
         """Number of hosts; 0 where a corpus does not know its pages' hosts."""
-        return len(self.hosts)
+        return int(self.artifact.count("hosts") or 0)
 
     @cached_property
     def host_ids(self) -> NDArray[np.int32]:
         """int32[n_pages]: index into `hosts`."""
-        return self._host_dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+        return self._named("host")[1]
+
+    def host_pages(self, pages: ArrayLike) -> dict[str, int]:
+        """Host -> how many of some pages are on it, by name; "" for pages whose host is not known."""
+        hosts, counts = np.unique(self.host_ids[np.asarray(pages)], return_counts=True)
+        return dict(sorted(zip(self.hosts.take(hosts), counts.tolist(), strict=True)))
 
     @cached_property
-    def _host_dictionary(self) -> pa.DictionaryArray:
-        import pyarrow.compute as pc
-
-        return pc.dictionary_encode(self.column("host").combine_chunks())
-
-    @cached_property
-    def domains(self) -> list[str]:
+    def domains(self) -> Names:
         """Registered domains, in the order of `domain_ids`."""
-        return self._domain_dictionary.dictionary.to_pylist()
+        return self._named("domain")[0]
 
     @cached_property
     def domain_ids(self) -> NDArray[np.int32]:
         """int32[n_pages]: index into `domains`."""
-        return self._domain_dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+        return self._named("domain")[1]
 
-    @cached_property
-    def _domain_dictionary(self) -> pa.DictionaryArray:
-        import pyarrow.compute as pc
+    def _named(self, column: str) -> tuple[Names, NDArray[np.int32]]:
+        """(distinct names of a column, their numbers page by page)."""
+        from craw4llm.corpus.page_columns import named
 
-        return pc.dictionary_encode(self.column("domain").combine_chunks())
+        return named(self.artifact, column, self.n_pages)
+
+    def _numbers(self, column: str) -> NDArray[Any]:
+        from craw4llm.corpus.page_columns import numbers
+
+        return numbers(self.artifact, column, self.n_pages)
 
     @cached_property
     def doc_ids(self) -> pa.Array:
@@ -112,17 +118,17 @@ class Corpus:
     @cached_property
     def signals(self) -> NDArray[np.uint16]:
         """uint16[n_pages]: what the page's owner asks for, bits of craw4llm.corpus.records.Signal."""
-        return self.column("signals").to_numpy()
+        return self._numbers("signals")
 
     @cached_property
     def n_bytes(self) -> NDArray[np.uint32]:
         """uint32[n_pages]: UTF-8 bytes of each page's text."""
-        return self.column("n_bytes").to_numpy()
+        return self._numbers("n_bytes")
 
     @cached_property
     def n_chars(self) -> NDArray[np.uint32]:
         """uint32[n_pages]: characters of each page's text."""
-        return self.column("n_chars").to_numpy()
+        return self._numbers("n_chars")
 
     @cached_property
     def heldout(self) -> NDArray[np.uint32]:
@@ -184,6 +190,16 @@ class Corpus:
         """Canonical URL of a page or dead link."""
         source, row = (self.urls, target) if target < self.n_pages else (self.dead_urls, target - self.n_pages)
         return str(source[int(row)].as_py())
+
+    @property
+    def has_text(self) -> NDArray[np.bool_]:
+        """bool[n_pages]: pages with text; where texts are not read beforehand, pages that have a record."""
+        found: NDArray[np.bool_] = np.asarray(self.n_bytes) > 0
+        return found
+
+    def text_bytes(self, pages: ArrayLike) -> NDArray[np.uint32]:
+        """uint32[len(pages)]: UTF-8 bytes of the texts of some pages."""
+        return np.asarray(self.n_bytes[np.asarray(pages)])
 
     def text(self, page: int) -> str:
         """The page's text; "" for a page without text."""

@@ -156,6 +156,8 @@ def page_lines(corpus: Corpus, page: int) -> list[str]:
     for k, target in enumerate(targets[:SHOWN_LINKS].tolist()):
         lines.append(f"    -> {_link(corpus, target, flags, anchors, k)}")
     lines += [f"    and {len(targets) - SHOWN_LINKS:,} more"] if len(targets) > SHOWN_LINKS else []
+    if not corpus.has_indegree:
+        return [*lines, "  links in are not known: links='in_place' reads no link before it is followed"]
     _, parents = corpus.inlinks([page])
     lines.append(f"  {len(parents):,} links in")
     for parent in parents[:SHOWN_LINKS].tolist():

@@ -31,6 +31,7 @@ import orjson
 from craw4llm.configs import HtmlLimits
 from craw4llm.corpus.extraction import BATCH_BYTES, BATCH_PAGES, DEFAULT_LIMITS, NOT_HTML, Given, Headers, HtmlPage, extractor
 from craw4llm.corpus.extraction_http import BodyError, decode_body
+from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Skipped, Source
 from craw4llm.corpus.warc_records import CHUNK_BYTES, Damage, WarcRecord, boundaries, check_kind, digest_fits, parse_headers, read_records
 from craw4llm.errors import InputError
@@ -277,6 +278,8 @@ def list_archive(folder: Path) -> list[Path]:
 
 def wat_links(block: bytes) -> tuple[str | None, list[str], list[str], list[int]] | None:
     """(base, links, anchors, flags) of a WAT record's JSON; None where it describes no HTML response."""
+    if too_rich(block):
+        return None
     try:
         envelope = orjson.loads(block)["Envelope"]["Payload-Metadata"]["HTTP-Response-Metadata"]
     except (ValueError, KeyError, TypeError):

@@ -412,6 +412,8 @@ class _Gzip(_Segments):
         elif self._begins_record(end):
             self.ended, self._next = "clean", end
         else:
+            if self._members[-1][0] == self._verified:  # the member was empty: of many such, only the last is remembered
+                self._members.pop()
             self._members.append((self._verified, end))
             self._open(end)
 
