@@ -20,6 +20,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+import pools
 from stage_operator import HOPELESS, craw4llm, inert, refuse_unknown, settings, stage_environment
 
 NO_BREAK_SPACE = "\u00a0"
@@ -64,11 +65,13 @@ class CommandMixin:
 
 
 class PlanOperator(CommandMixin, ApprovalOperator):
-    """Prints the plan of the run, refuses values that cannot be meant and inputs that are not there, and waits for a person's approval
-    where the run would cost more than `gpu_hours`.
+    """Prints the plan of the run, refuses values that cannot be meant, inputs that are not there and pools that a task would wait for in
+    vain, and waits for a person's approval where the run would cost more than `gpu_hours`.
 
     Returns stages_to_do, gpu_hours, disk_bytes, shortfalls; with `declare` (the form) also name, replicates and what the mapped tasks map
-    over (`mapped`). Short disk, pages or tokens are shown as warnings: an estimate stops nobody. A missing input fails the task.
+    over (`mapped`). Short disk, pages or tokens, and pools without an open slot, are shown as warnings and stand above the plan in the
+    request for approval: an estimate stops nobody. A missing input, or a pool that is absent or has too few slots for a task of this DAG,
+    fails the task.
     declare: keep the run's values as an experiment of its own. fields: further fields of the form, no parameters of the experiment.
     """
 
@@ -98,7 +101,8 @@ class PlanOperator(CommandMixin, ApprovalOperator):
             self.log.info("%.3g GPU hours: no approval needed (from %g on)", found["gpu_hours"], self.gpu_hours)
             return found
         self.subject = f"{found['experiment']}: {found['gpu_hours']:,.1f} GPU hours, {found['disk_bytes'] / 1e9:,.1f} GB. Start it?"
-        self.body = as_markdown(inert_lines(self.text)[:BODY_LINES])
+        short = [f"Short of {inert(line)}" for line in found["shortfalls"]]
+        self.body = as_markdown([*short, *([""] if short else []), *inert_lines(self.text)][:BODY_LINES])
         super().execute(context)  # type: ignore[arg-type]  # raises: the task waits without holding a slot
         raise AssertionError("an approval that did not wait")
 
@@ -117,13 +121,25 @@ class PlanOperator(CommandMixin, ApprovalOperator):
         self.text = facts.pop("text")
         for line in inert_lines(self.text):
             self.log.info("%s", line)
-        if facts["absent"]:
-            raise AirflowFailException(f"{name}: nothing was started, inputs are missing:\n" + "\n".join(map(inert, facts["absent"])))
+        never, later = self.pools_lacking(context)
+        facts["shortfalls"] += [f"slots: {line}" for line in later]
         for line in facts["shortfalls"]:
             self.log.warning("short of %s", inert(line))
+        faults = {"inputs are missing": facts["absent"], "tasks would wait for ever": never}
+        if any(faults.values()):
+            said = [f"{what}:\n" + "\n".join(map(inert, lines)) for what, lines in faults.items() if lines]
+            raise AirflowFailException(f"{name}: nothing was started, " + "\nand ".join(said))
         kept = ("experiment", "stages", "stages_to_do", "gpu_hours", "disk_bytes", "shortfalls")
         found = {key: facts[key] for key in kept}
         return found | {"name": name, "replicates": replicates, **mapped(facts)} if self.declare else found
+
+    def pools_lacking(self, context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """(tasks of this DAG that would wait for ever, tasks that have to wait for others): a sentence a pool."""
+        there = pools.ask()
+        if there is None:
+            self.log.warning("whether the pools are there cannot be asked: the API server does not have this project's plugin")
+            return [], []
+        return pools.lacking(pools.needs_of(context["dag"].tasks), there)
 
 
 class ClaimOperator(CommandMixin, BaseOperator):

@@ -28,6 +28,7 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
+import pools
 import results
 from craw4llm.errors import Craw4LLMError
 from craw4llm.experiment import load, names
@@ -198,14 +199,8 @@ def dag_of(name: str) -> str:
 
 
 def pool_warnings() -> list[str]:
-    """A task whose pool is missing waits for ever, without a word."""
-    from airflow.models.pool import Pool
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-
-    with create_session() as session:
-        there = set(session.scalars(select(Pool.pool)))
-    return [f"The pool {name!r} is missing: its tasks will not start. Make it under Admin → Pools." for name in POOLS if name not in there]
+    """A task whose pool is missing or has no slot waits for ever, without a word."""
+    return pools.lacking(dict.fromkeys(POOLS, pools.Need(1)), pools.read())[0]
 
 
 def svg(curve: results.Curve, width: int = 760, height: int = 260) -> Markup:
@@ -237,7 +232,10 @@ def svg(curve: results.Curve, width: int = 760, height: int = 260) -> Markup:
 class Craw4LLMPlugin(AirflowPlugin):
     name = "craw4llm"
     fastapi_apps: list[dict[str, Any]] = [{"app": app, "url_prefix": PREFIX, "name": "Crawl → quality"}]  # noqa: RUF012
-    fastapi_root_middlewares: list[dict[str, Any]] = [{"middleware": TriggerCheck, "name": "craw4llm trigger check"}]  # noqa: RUF012
+    fastapi_root_middlewares: list[dict[str, Any]] = [  # noqa: RUF012
+        {"middleware": TriggerCheck, "name": "craw4llm trigger check"},
+        {"middleware": pools.PoolsAnswer, "name": "craw4llm pools"},
+    ]
     external_views: list[dict[str, Any]] = [  # noqa: RUF012
         {
             "name": "Crawl → quality",

@@ -23,15 +23,23 @@ DAGS = airflow_env.PROJECT / "dags"
 HEAVY = ("torch", "numpy", "fasttext", "pyarrow", "streaming", "tokenizers", "matplotlib", "scipy", "pandas")
 # Parses the DAGs folder and prints what it cost and the DAGs as they are stored.
 PARSE = f"""
-import hashlib, json, sys
+import hashlib, json, sys, time
 import airflow.sdk
 from airflow.dag_processing.dagbag import DagBag
 from airflow.serialization.serialized_objects import DagSerialization
+process_file, seconds = DagBag.process_file, {{}}
+def timed(self, path, *given, **more):
+    began = time.process_time()  # not the clock's: on a busy machine that is the others'
+    try:
+        return process_file(self, path, *given, **more)
+    finally:
+        seconds[str(path)] = time.process_time() - began
+DagBag.process_file = timed
 bag = DagBag({str(DAGS)!r})
 stored = {{name: json.dumps(DagSerialization.to_dict(dag), sort_keys=True) for name, dag in bag.dags.items()}}
 print(json.dumps({{
     "errors": bag.import_errors,
-    "seconds": {{stat.file: stat.duration.total_seconds() for stat in bag.dagbag_stats}},
+    "seconds": seconds,
     "heavy": [name for name in {HEAVY!r} if name in sys.modules],
     "sha256": {{name: hashlib.sha256(text.encode()).hexdigest() for name, text in stored.items()}},
     "bytes": {{name: len(text) for name, text in stored.items()}},
@@ -132,7 +140,8 @@ def test_a_run_can_be_triggered_only_by_hand_and_tasks_have_limits(dag: DAG) -> 
     assert not dag.catchup
     for task in dag.tasks:
         assert task.retries >= 1 and task.retry_exponential_backoff
-        assert task.pool == ("gpu" if task.operator_name in ("train", "evaluate") else "cpu")
+        wanted = {"train": "gpu", "evaluate": "gpu", "plan": "default_pool"}
+        assert task.pool == wanted.get(task.operator_name, "cpu")
         assert task.execution_timeout is not None or task.task_id == "plan", "an approval may take days"
     trains = [task for task in dag.tasks if task.operator_name == "train"]
     assert trains and all(task.execution_timeout.days >= 14 for task in trains)
@@ -168,7 +177,8 @@ def test_parsing_is_quick_light_and_the_same_for_any_hash_seed() -> None:
     for parsed in found:
         assert parsed["errors"] == {}
         assert parsed["heavy"] == []
-        assert max(parsed["seconds"].values()) < 1.0
+        assert {Path(name).name for name in parsed["seconds"]} >= {"crawl_to_quality.py", "crawl_arms.py"}
+        assert max(parsed["seconds"].values()) < 1.0, parsed["seconds"]
     assert found[0]["sha256"] == found[1]["sha256"]
     assert set(found[0]["sha256"]) == {*DECLARED, *RERUNS, FORM}
     assert max(found[0]["bytes"].values()) < 1_000_000
