@@ -376,8 +376,8 @@ def failure(node_id: str, outcome: Outcome, last: Sequence[str]) -> AirflowExcep
     said = f"; {outcome.scheduler}" if outcome.scheduler else ""
     said += "; its last lines:\n" + "\n".join(last) if last else ""
     peak = f" (peak memory of one process: {outcome.peak_memory_bytes / 2**30:.2f} GiB)" if outcome.peak_memory_bytes else ""
-    if outcome.out_of_memory and outcome.code != 0:
-        return AirflowException(f"{node_id}: the kernel's out-of-memory killer ended it or one of its processes{peak}{said}")
+    if outcome.out_of_memory and outcome.code not in (0, STOPPED, *HOPELESS):
+        return AirflowException(f"{node_id}: out of memory: the kernel's out-of-memory killer ended it or one of its processes{peak}{said}")
     if outcome.stopped:
         how = "has saved where it was" if outcome.code == STOPPED else "ended"
         return AirflowException(f"{node_id}: {outcome.stopped}: it was told to stop and {how}; the next attempt goes on from there{said}")

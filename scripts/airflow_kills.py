@@ -6,7 +6,7 @@
 Starts a server of its own (LocalExecutor, a free port, a temporary home) and for each row a run of the experiment `lasting`; while its
 model trains, something is killed. Prints a table: what was done, the task's final state and tries, how often the job was started, how many
 of its processes, and of those of a part of Airflow that was killed, are left 30 s after its end. Exits with 1 where a row is not as
-wanted.
+wanted. The row `oom` needs root and control groups with a limit of memory; elsewhere it is skipped, and says so.
 """
 
 import argparse
@@ -55,8 +55,51 @@ ROWS = (
     Row("term", "task process: SIGTERM", "success", 2),
     Row("failed", "marked failed", "failed", 1),
     Row("clear", "cleared", "success", 2),
-    Row("memory", "the command: SIGKILL, as for want of memory", "success", 2, says="killed by signal 9"),
+    Row("memory", "the command: SIGKILL by somebody", "success", 2, says="killed by signal 9"),
+    Row("oom", "the command: killed by the kernel, out of memory", "success", 2, says="out of memory: the kernel's out-of-memory killer"),
 )
+OOM_BYTES = 48 << 20  # less than any training takes
+
+
+class Unavailable(Exception):
+    """No control group can be made here; the text says why."""
+
+
+class MemoryGroup:
+    """A control group of the kernel with a limit of memory: it kills what exceeds it. For root, with version 1 or 2 of control groups."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        top = Path("/sys/fs/cgroup")
+        v1 = (top / "memory" / "memory.limit_in_bytes").exists()
+        self.path = (top / "memory" if v1 else top) / f"craw4llm-{os.getpid()}-{time.monotonic_ns()}"
+        if not v1 and "memory" not in _text(top / "cgroup.subtree_control").split():
+            raise Unavailable(f"no control group with a limit of memory can be made below {top}")
+        try:
+            self.path.mkdir()
+            (self.path / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(str(limit_bytes))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+            raise Unavailable(f"no control group with a limit of memory: {error}") from error
+        self._counts = self.path / ("memory.oom_control" if v1 else "memory.events")
+        with contextlib.suppress(OSError):  # absent where the kernel does not count swap
+            (self.path / ("memory.memsw.limit_in_bytes" if v1 else "memory.swap.max")).write_text(str(limit_bytes) if v1 else "0")
+
+    def add(self, pid: int) -> None:
+        """The process, with what it starts from now on, and with what it takes from now on."""
+        (self.path / "cgroup.procs").write_text(str(pid))
+
+    def kills(self) -> int:
+        """Processes that the kernel has killed here."""
+        return next((int(line.split()[1]) for line in _text(self._counts).splitlines() if line.startswith("oom_kill ")), 0)
+
+    def close(self) -> None:
+        """Once all of it have ended."""
+        until = time.monotonic() + 10
+        while self.path.exists() and time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+            time.sleep(0.1)
 
 
 class Server:
@@ -115,6 +158,7 @@ def run_row(row: Row, server: Server, tokens: int) -> tuple[bool, str]:
     """Returns (as wanted, line of the table)."""
     wait_for(lambda: any(d["dag_id"] == "lasting" for d in server.call("GET", "/api/v2/dags")["dags"]), 60)
     before = set(server.root.glob("logs/jobs/lasting/*"))
+    group = MemoryGroup(OOM_BYTES) if row.name == "oom" else None
     run = server.call("POST", "/api/v2/dags/lasting/dagRuns", {"logical_date": None, "conf": {"train_tokens": tokens}})
     path = f"/api/v2/dags/lasting/dagRuns/{urllib.parse.quote(run['dag_run_id'])}/taskInstances/{TASK}"
 
@@ -127,11 +171,19 @@ def run_row(row: Row, server: Server, tokens: int) -> tuple[bool, str]:
         found = [f / TASK for f in server.root.glob("logs/jobs/lasting/*") if f not in before and (f / TASK / "0001" / "id.json").exists()]
         return found[0] if found else None
 
-    job = wait_for(folder, 180)
-    wait_for(lambda: list(server.root.glob("train/.partial-*/states/*")), 120)  # a state is saved: training is under way
-    time.sleep(3)
-    ti = task()
-    bereft = did(row.name, server, path, ti, job)
+    job = wait_for(folder, 180, every_s=0.02)
+    if group is not None:  # from the start: what a process has taken before counts where it was then
+        confine(job, group)
+        ti, bereft = {}, set[int]()
+        waits = wait_for(lambda: (t := task())["state"] in ("up_for_retry", "failed", "success") and t, ENDS_WITHIN_S)
+        if (waits["state"], group.kills()) != ("up_for_retry", 1):
+            return False, f"{row.what:<46} the first try is {waits['state']}, the kernel killed {group.kills()}   WANTED up_for_retry, 1"
+        group.close()
+    else:
+        wait_for(lambda: list(server.root.glob("train/.partial-*/states/*")), 120)  # a state is saved: training is under way
+        time.sleep(3)
+        ti = task()
+        bereft = did(row.name, server, path, ti, job)
     done = wait_for(lambda: (t := task())["state"] in ("success", "failed") and t, ENDS_WITHIN_S)
     time.sleep(0 if done["state"] == "success" else 1)
     until = time.monotonic() + GONE_WITHIN_S
@@ -144,6 +196,15 @@ def run_row(row: Row, server: Server, tokens: int) -> tuple[bool, str]:
         process.kill()
     result = f"{row.what:<46} {done['state']:<8} tries {done['try_number']}  starts {starts}  left {len(left)}"
     return wanted, result + ("" if wanted else f"   WANTED {row.state}, starts {row.starts}, left 0 {row.says}")
+
+
+def confine(job: Path, group: MemoryGroup) -> None:
+    """Puts the first attempt of a job that has just begun into the group."""
+    keeper = psutil.Process(int(json.loads((job / "0001" / "id.json").read_text())["pid"]))
+    group.add(keeper.pid)
+    for process in keeper.children(recursive=True):
+        with contextlib.suppress(OSError):
+            group.add(process.pid)
 
 
 def did(name: str, server: Server, path: str, ti: dict[str, Any], job: Path) -> set[int]:
@@ -186,13 +247,20 @@ def cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-def wait_for(true: Callable[[], Any], seconds: float) -> Any:
+def wait_for(true: Callable[[], Any], seconds: float, every_s: float = 0.5) -> Any:
     until = time.monotonic() + seconds
     while not (found := true()):
         if time.monotonic() > until:
             raise SystemExit(f"not within {seconds:.0f} s: {true}")
-        time.sleep(0.5)
+        time.sleep(every_s)
     return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def main() -> None:
@@ -210,7 +278,10 @@ def main() -> None:
             server = Server(Path(folder), restart_after_s)
             try:
                 for number, row in enumerate(alike):
-                    wanted, line = run_row(row, server, given.tokens + 512 * number)
+                    try:
+                        wanted, line = run_row(row, server, given.tokens + 512 * number)
+                    except Unavailable as error:
+                        wanted, line = True, f"{row.what:<46} skipped: {error}"
                     faults += not wanted
                     print(line, flush=True)
             finally:
