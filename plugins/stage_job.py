@@ -200,7 +200,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory, in this process's control group, or on this machine where that counts none."""
+    """Processes that the kernel has killed for want of memory: in this process's control group, or on this machine."""
     for path in (*memory_counts(_read(Path("/proc/self/cgroup"))), Path("/proc/vmstat")):
         for line in _read(path).splitlines():
             name, _, value = line.partition(" ")

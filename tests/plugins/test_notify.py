@@ -1,21 +1,23 @@
 """Word of a run's end goes where a connection says, says what happened, and never fails a run."""
 
-import email
 import email.message
-import email.policy
 import http.server
 import json
-import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import airflow_env
 import pytest
 
 import notify
 from notify import RunNotifier
+
+sys.path.insert(0, str(airflow_env.PROJECT / "scripts"))
+import airflow_trial
 
 
 class Connection(SimpleNamespace):
@@ -44,39 +46,10 @@ def hook() -> Iterator[tuple[int, list[dict[str, Any]]]]:
     server.server_close()
 
 
-class Mails(socketserver.ThreadingTCPServer):
-    """An SMTP server that takes every mail."""
-
-    allow_reuse_address = True
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            self.say("220 here")
-            while line := self.rfile.readline():
-                word = line.split()[0].upper()
-                if word == b"DATA":
-                    self.say("354 go on")
-                    lines = iter(self.rfile.readline, b".\r\n")
-                    text = b"".join(line.removeprefix(b".") if line.startswith(b"..") else line for line in lines)
-                    self.server.got.append(email.message_from_bytes(text, policy=email.policy.default))  # type: ignore[attr-defined]
-                self.say("221 bye" if word == b"QUIT" else "250 ok")
-                if word == b"QUIT":
-                    return
-
-        def say(self, line: str) -> None:
-            self.wfile.write(line.encode() + b"\r\n")
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), self.Handler)
-        self.got: list[email.message.EmailMessage] = []
-
-
 @pytest.fixture
 def mails() -> Iterator[tuple[int, list[email.message.EmailMessage]]]:
-    with Mails() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with airflow_trial.Mails() as server:
         yield server.server_address[1], server.got
-        server.shutdown()
 
 
 LOG = "http://airflow/dags/tiny/runs/manual__1/tasks/report"
