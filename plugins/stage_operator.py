@@ -25,6 +25,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -230,8 +231,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         made = "built" if record["built"] else "was finished"
         self.log.info("%s %s %s: %s", record["stage"], record["fingerprint"], made, record["path"])
         counts = record.pop("counts")
-        record["counts"] = dict(list((name, value) for name, value in counts.items() if value is not None)[:MAIN_COUNTS])
-        record["missing"] = {name: "the stage has no value for it" for name, value in counts.items() if value is None}
+        reasons = {name: why_missing(value) for name, value in counts.items()}
+        record["counts"] = dict([(name, value) for name, value in counts.items() if not reasons[name]][:MAIN_COUNTS])
+        record["missing"] = {name: reason for name, reason in reasons.items() if reason}
         return record
 
     def on_kill(self) -> None:
@@ -369,6 +371,13 @@ def _artifact(line: str) -> dict[str, Any] | None:
 
 def _record(outcome: Outcome) -> dict[str, Any] | None:
     return next((found for line in reversed(outcome.output) if (found := _artifact(line)) is not None), None)
+
+
+def why_missing(value: Any) -> str:
+    """Why a count is no number; "" where it is one. JSON has no NaN, and nothing missing becomes a number."""
+    if value is None:
+        return "the stage has no value for it"
+    return f"it is {value}, no number" if isinstance(value, float) and not math.isfinite(value) else ""
 
 
 def failure(node_id: str, outcome: Outcome, last: Sequence[str]) -> AirflowException:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -170,6 +171,16 @@ def test_the_artifact_comes_back_as_small_plain_values_and_all_else_goes_to_the_
     }
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert sorted(lines) == [": :group::x \\x1b[31m", "hello", '{"not": 1}']
+
+
+def test_a_number_that_is_none_is_missing_with_a_reason(tmp_path: Path) -> None:
+    made = record(tmp_path / "made") | {"counts": {"pages": 3, "mean_score": math.nan, "worst": -math.inf, "core": None}}
+    found = operator(tmp_path, prints(made)).execute(context())
+    assert found["counts"] == {"pages": 3}
+    assert found["missing"] == {
+        "mean_score": "it is nan, no number", "worst": "it is -inf, no number", "core": "the stage has no value for it",
+    }  # fmt: skip
+    json.dumps(found, allow_nan=False)
 
 
 def test_a_stage_publishes_where_its_manifest_is_and_its_counts(tmp_path: Path) -> None:
