@@ -9,7 +9,6 @@ Each runs the command that you would type (`craw4llm plan --json`, `craw4llm cla
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -21,10 +20,9 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 import pools
+from plan_text import inert_lines, request
 from stage_operator import HOPELESS, craw4llm, inert, refuse_unknown, settings, stage_environment
 
-NO_BREAK_SPACE = "\u00a0"
-BODY_LINES = 400  # of the plan, in the request for approval
 # Kind of a stage -> the kind that it follows in an arm's chain.
 FOLLOWS = {"evaluate": "train", "train": "tokenize", "tokenize": "select"}
 
@@ -100,9 +98,7 @@ class PlanOperator(CommandMixin, ApprovalOperator):
         if found["gpu_hours"] <= self.gpu_hours:
             self.log.info("%.3g GPU hours: no approval needed (from %g on)", found["gpu_hours"], self.gpu_hours)
             return found
-        self.subject = f"{found['experiment']}: {found['gpu_hours']:,.1f} GPU hours, {found['disk_bytes'] / 1e9:,.1f} GB. Start it?"
-        short = [f"Short of {inert(line)}" for line in found["shortfalls"]]
-        self.body = as_markdown([*short, *([""] if short else []), *inert_lines(self.text)][:BODY_LINES])
+        self.subject, self.body = request(self.facts, self.text)
         super().execute(context)  # type: ignore[arg-type]  # raises: the task waits without holding a slot
         raise AssertionError("an approval that did not wait")
 
@@ -129,6 +125,7 @@ class PlanOperator(CommandMixin, ApprovalOperator):
         if any(faults.values()):
             said = [f"{what}:\n" + "\n".join(map(inert, lines)) for what, lines in faults.items() if lines]
             raise AirflowFailException(f"{name}: nothing was started, " + "\nand ".join(said))
+        self.facts = facts
         kept = ("experiment", "stages", "stages_to_do", "gpu_hours", "disk_bytes", "shortfalls")
         found = {key: facts[key] for key in kept}
         return found | {"name": name, "replicates": replicates, **mapped(facts)} if self.declare else found
@@ -172,20 +169,6 @@ class ReleaseOperator(ClaimOperator):
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         given = settings(self.parameters, context["params"])
         return dict(json.loads(self.ask(craw4llm("claim", "--release", f"--run-id={context['run_id']}", *given, "--", self.experiment))))
-
-
-def inert_lines(text: str) -> list[str]:
-    return [inert(line) for line in text.splitlines()]
-
-
-def as_markdown(lines: Iterable[str]) -> str:
-    """Lines as they are, in columns, for the UI's Markdown, whose code blocks lose line ends and spaces: a span of code a line."""
-
-    def span(line: str) -> str:
-        kept = re.sub("^ | {2,}", lambda spaces: NO_BREAK_SPACE * len(spaces[0]), line.rstrip().replace("`", "'"))
-        return f"`{kept}`" if kept else NO_BREAK_SPACE
-
-    return "  \n".join(map(span, lines))
 
 
 def mapped(facts: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:

@@ -32,6 +32,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 TASK = "random.train"
 API_GONE_S = 60
 HEARTBEAT_TIMEOUT_S = 20  # in the product 900: a supervisor that was killed is noticed after this time
+STARTS_WITHIN_S = 600
 ENDS_WITHIN_S = 600
 GONE_WITHIN_S = 30
 
@@ -131,7 +132,11 @@ class Server:
             self.process = subprocess.Popen(
                 [*command, "--restart-after", str(restart_after_s)], env=environment, stdout=log, stderr=log, start_new_session=True
             )
-        wait_for(lambda: "is ready" in self.log.read_text() or self.process.poll() is not None, 240)
+        try:
+            wait_for(lambda: "is ready" in self.log.read_text() or self.process.poll() is not None, STARTS_WITHIN_S)
+        except SystemExit:
+            self.stop()
+            raise
         if self.process.poll() is not None:
             raise SystemExit(f"the server did not start:\n{self.log.read_text()}")
         password = json.loads((self.home / "passwords.json").read_text())["admin"]

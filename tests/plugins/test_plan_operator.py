@@ -15,13 +15,15 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 import pools
 from craw4llm.stage import implementation
-from plan_operator import PlanOperator, as_markdown
+from plan_operator import PlanOperator
+from plan_text import amount, as_markdown, costs_first
 from pools import Slots
 from training.configs import ReportConfig
 
 FACTS: dict[str, Any] = {
     "experiment": "tiny", "stages": 3, "stages_to_do": 2, "gpu_hours": 63.9, "disk_bytes": 8e10, "shortfalls": ["disk: 2 of 1"],
     "absent": [],
+    "replicates": 2, "arms": {"a|b": {"train_tokens": 32_929_300_480, "gpu_hours": 15.97, "disk_bytes": 4e9}, "c": {"kept_pages": 400}},
     "text": "tiny: 3 stages ``` {{ 1 + 1 }}\n::group::x", "nodes": [], "results": {},
 }  # fmt: skip
 
@@ -54,13 +56,28 @@ def test_a_dear_run_waits_for_a_person_and_shows_the_plan(monkeypatch: pytest.Mo
     task = operator(monkeypatch, 24.0)
     with pytest.raises(TaskAwaitingInput):
         task.execute(context())
-    assert asked["subject"] == "tiny: 63.9 GPU hours, 80.0 GB. Start it?" and asked["options"] == ["Approve", "Reject"]
-    assert asked["body"] == "`Short of disk: 2 of 1`  \n\u00a0  \n`tiny: 3 stages ''' {{ 1 + 1 }}`  \n`: :group::x`", (
-        "a span of code a line, which nothing in it ends"
-    )
+    assert asked["subject"] == "tiny: 63.9 GPU hours, 80 GB. Start it?" and asked["options"] == ["Approve", "Reject"]
+    assert asked["body"].split("\n\n") == [
+        "`Short of disk: 2 of 1`",
+        "For each of 2 replicates:",
+        "| arm | pages kept | tokens trained on | GPU hours | disk, GB |\n| --- | --: | --: | --: | --: |\n"
+        "| `a¦b` |  | 32,929,300,480 | 16 | 4 |\n| `c` | 400 |  |  |  |",
+        "`tiny: 3 stages ''' {{ 1 + 1 }}`  \n`: :group::x`",  # a span of code a line, which nothing in it ends
+    ]
     assert as_markdown(["a  b `", "", " c d"]) == "`a\u00a0\u00a0b '`  \n\u00a0  \n`\u00a0c d`"
+    assert costs_first(["head", "", "stage 1", "stage 2", "", "costs", "", "to do"]) == (
+        ["head", "", "costs", "", "to do", "", "stage 1", "stage 2"]
+    )
     answer = {"chosen_options": ["Approve"], "params_input": {}, "responded_at": datetime.datetime.now(), "responded_by_user": "a"}
     assert task.execute_complete(context(), answer)["approved"] is True
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (2.2e-05, "2.2e-05"), (63.94, "63.9"), (191.66, "192"), (1234.5, "1,234"), (7.27e19, "7.27e+19"), (400, "400")],
+)
+def test_amounts_are_as_a_person_reads_them(value: float, text: str) -> None:
+    assert amount(value) == text
 
 
 def test_a_missing_input_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
