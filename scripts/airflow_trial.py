@@ -196,7 +196,7 @@ class Trial:
 
     def pools(self) -> None:
         """A pool that no task can enter is named by the run's first task, which fails; one whose slots are taken is named."""
-        self.call("PATCH", "/pools/gpu?update_mask=slots", {"pool": "gpu", "slots": 0})
+        self.call("PATCH", "/pools/gpu", {"pool": "gpu", "slots": 0, "description": "models", "include_deferred": False})
         said = self.plan_of(run := self.trigger("told"))
         self.row("a pool of 0 slots: the run", self.end_of("told", run), "failed")
         self.row("... its first task names it", "The pool 'gpu' has 0 slots: 2 tasks of this run will not start" in said, True)
@@ -204,7 +204,7 @@ class Trial:
         said = self.plan_of(run := self.trigger("told"))
         self.row("a missing pool: the run", self.end_of("told", run), "failed")
         self.row("... its first task names it", "The pool 'gpu' is missing: 2 tasks of this run will not start" in said, True)
-        self.call("POST", "/pools", {"pool": "gpu", "slots": 2, "description": "models"})
+        self.call("POST", "/pools", {"name": "gpu", "slots": 2, "description": "models"})
 
     def plan_of(self, run: str, dag: str = "told") -> str:
         """The log of a run's first task, when that is over."""
