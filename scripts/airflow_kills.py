@@ -7,6 +7,7 @@ Starts a server of its own (LocalExecutor, a free port, a temporary home) and fo
 model trains, something is killed. Prints a table: what was done, the task's final state and tries, how often the job was started, how many
 of its processes, and of those of a part of Airflow that was killed, are left 30 s after its end. Exits with 1 where a row is not as
 wanted. The row `oom` needs root and control groups with a limit of memory; elsewhere it is skipped, and says so.
+$CRAW4LLM_PATIENCE=5 makes all time-outs five times as long, for a busy machine.
 """
 
 import argparse
@@ -34,6 +35,7 @@ API_GONE_S = 60
 HEARTBEAT_TIMEOUT_S = 20  # in the product 900: a supervisor that was killed is noticed after this time
 STARTS_WITHIN_S = 600
 ENDS_WITHIN_S = 600
+PATIENCE = float(os.environ.get("CRAW4LLM_PATIENCE", "1"))  # of every time-out of these scripts; raise it on a busy machine
 GONE_WITHIN_S = 30
 
 
@@ -96,7 +98,7 @@ class MemoryGroup:
 
     def close(self) -> None:
         """Once all of it have ended."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + 10 * PATIENCE
         while self.path.exists() and time.monotonic() < until:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
@@ -148,7 +150,7 @@ class Server:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}, method=method)
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30 * PATIENCE) as answer:
             return json.load(answer)
 
     def part(self, name: str) -> psutil.Process:
@@ -156,7 +158,7 @@ class Server:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(120)
+        self.process.wait(120 * PATIENCE)
 
 
 def run_row(row: Row, server: Server, tokens: int) -> tuple[bool, str]:
@@ -253,7 +255,7 @@ def cmdline(process: psutil.Process) -> list[str]:
 
 
 def wait_for(true: Callable[[], Any], seconds: float, every_s: float = 0.5) -> Any:
-    until = time.monotonic() + seconds
+    until = time.monotonic() + seconds * PATIENCE
     while not (found := true()):
         if time.monotonic() > until:
             raise SystemExit(f"not within {seconds:.0f} s: {true}")

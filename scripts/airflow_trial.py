@@ -34,7 +34,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from airflow_kills import PROJECT, Server, wait_for
+from airflow_kills import PATIENCE, PROJECT, Server, wait_for
 
 PAGES, HOSTS = 400, 10
 PARTS = {"corpus": 3, "score": 2, "tokenize": 2}
@@ -215,7 +215,7 @@ class Trial:
     def delete(self, path: str) -> None:
         request = urllib.request.Request(f"http://127.0.0.1:{self.server.port}/api/v2{path}", method="DELETE")
         request.add_header("Authorization", f"Bearer {self.server.token}")
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30 * PATIENCE).close()
 
     def word(self) -> None:
         """A run that ends well and one that fails, told by each kind of connection to a receiver of this script; none without one."""
@@ -431,7 +431,7 @@ def browser(server: Server) -> Iterator[Any]:
     with sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
         page = opened.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(60_000 * PATIENCE)
         page.goto(f"http://127.0.0.1:{server.port}")
         page.fill("input[name=username]", "admin")
         page.fill("input[type=password]", json.loads((server.home / "passwords.json").read_text())["admin"])
