@@ -150,7 +150,7 @@ _SHOWN = (
 def _estimate(plan: Plan, stage: Stage, known: dict[str, Estimate]) -> Estimate:
     if stage.key not in known:
         inputs = {name: _estimate(plan, s, known) for name, s in stage.inputs.items()}
-        module: Any = implementation(stage.config.stage)
+        module: Any = implementation(stage.config.stage) if stage.config.estimated else None
         facts: dict[str, tuple[float | int | None, str]] = {}
         for external in stage.externals():
             if stage.key in plan.absent:

@@ -149,7 +149,7 @@ def parts_of(experiment: Experiment, node: Node, replicates: int, group: TaskGro
 
 def at_the_end(kind: str) -> dict[str, Any]:
     """A run's last word is its report's."""
-    return {"on_success_callback": [RunNotifier()]} if kind == "report" else {}
+    return {"on_success_callback": [RunNotifier("success")]} if kind == "report" else {}
 
 
 def of_replicate(node: Node, replicate: int) -> bool:

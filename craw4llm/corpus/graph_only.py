@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.build import Built
-from craw4llm.corpus.bvgraph import read_bvgraph
 from craw4llm.corpus.heldout import is_heldout
 from craw4llm.corpus.merge import MAX_PAGES, ROW_GROUP_PAGES, write_indegree
 from craw4llm.corpus.npy import NpyWriter, distinct
@@ -53,6 +52,8 @@ class GraphSource:
 
 def open_bvgraph(path: Path) -> GraphSource:
     """path: the .graph or .properties file, or both without their ending. Raises InputError."""
+    from craw4llm.corpus.bvgraph import read_bvgraph  # brings numba, which takes half a second
+
     base = path.with_suffix("") if path.suffix in (".graph", ".properties") else path
     offsets, targets = read_bvgraph(base)
 
