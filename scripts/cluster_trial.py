@@ -200,12 +200,12 @@ class Catch(threading.Thread):
             for task in sorted(self._awaited):
                 folders = (self.cluster.root / "logs" / "jobs" / self.dag).glob(f"*/{task}*/0001/job.json")
                 for path in sorted(folders):
-                    if path.parts[-3].removeprefix(task).partition(".")[0] == "" and self._stop(task, path.parent):
+                    if path.parts[-3].removeprefix(task).partition(".")[0] == "" and self._hold(task, path.parent):
                         self._awaited.discard(task)
                         break
             time.sleep(0.02)
 
-    def _stop(self, task: str, folder: Path) -> bool:
+    def _hold(self, task: str, folder: Path) -> bool:
         if (folder / "exit.json").exists():
             return False
         with contextlib.suppress(OSError, ValueError, psutil.Error):
