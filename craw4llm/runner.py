@@ -57,6 +57,7 @@ class Plan:
     fingerprints: Mapping[str, str]  # node id -> fingerprint
     work: Mapping[str, Work]
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # stage key -> the external input that is not there
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of a corpus that is not there, for `craw4llm.plan`
 
     @property
     def nodes(self) -> tuple[Node, ...]:
