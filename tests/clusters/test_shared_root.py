@@ -9,8 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import craw4llm.artifact as artifact
 
 # Builds three artifacts from its own mount of the root; says whether it built each, or dies in the middle of the first.
 BUILDER = """
@@ -100,3 +103,62 @@ def test_a_host_that_dies_is_succeeded_when_its_heartbeat_is_old(tmp_path: Path,
     said = json.loads(second.communicate(timeout=60)[0])
     assert said["built"] == {"a": True, "b": True, "c": True}
     assert (root / "corpus" / ("a" * 12) / "lines").read_text() == "x" * 20  # nothing of the dead one's half is in it
+
+
+class ClientOfNfs:
+    """What an NFS client does with a name that it once found missing: it says so again until the name's folder is opened (seen with Linux'
+    client by scripts/nfs_trial.py)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.missing: set[Path] = set()
+        self.read, self.opened = Path.read_text, os.open
+        monkeypatch.setattr(Path, "read_text", lambda path, *arguments, **more: self.read_text(path, *arguments, **more))
+        monkeypatch.setattr(os, "open", self.open)
+
+    def read_text(self, path: Path, *arguments: Any, **more: Any) -> str:
+        if any(name in self.missing for name in (path, *path.parents)):
+            raise FileNotFoundError(path)
+        try:
+            return self.read(path, *arguments, **more)
+        except FileNotFoundError:
+            self.missing.add(next(p for p in (*reversed(path.parents), path) if not p.exists()))
+            raise
+
+    def open(self, path: Any, *arguments: Any, **more: Any) -> int:
+        self.missing = {name for name in self.missing if name.parent != Path(path)}
+        return self.opened(path, *arguments, **more)
+
+
+def test_what_another_host_made_since_the_last_look_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = artifact.Store(tmp_path), artifact.Store(tmp_path)
+    client = ClientOfNfs(monkeypatch)
+    assert here.find("corpus", "a" * 12) is None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Path, "read_text", client.read)
+        elsewhere.setattr(os, "open", client.opened)
+        there.build("corpus", "a" * 12, version=1, config={}, inputs={}, write=write_nothing)
+    found = here.find("corpus", "a" * 12)
+    assert found is not None and not client.missing
+    assert here.build("corpus", "a" * 12, version=1, config={}, inputs={}, write=write_nothing)[1] is False
+
+
+def test_the_exit_record_of_a_job_on_another_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a job that succeeded is taken for lost, and is started again."""
+    import launchers
+
+    client = ClientOfNfs(monkeypatch)
+    launcher = launchers.LocalLauncher()
+    job_id = {"launcher": "local", "folder": str(tmp_path), "host": "elsewhere", "pid": 1, "started": 1, "generation": 0, "tag": ""}
+    (tmp_path / "alive").touch()
+    assert launcher.status(job_id) == "running"
+    record = {"code": 0, "signal": None, "stopped": "", "out_of_memory": False}
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "open", client.opened)
+        (tmp_path / "exit.json").write_text(json.dumps(record))
+        os.utime(tmp_path / "alive", (0, 0))
+    assert launcher.status(job_id) == "succeeded"
+
+
+def write_nothing(out: Path) -> artifact.Result:
+    (out / "file").write_text("x")
+    return artifact.Result()
