@@ -52,12 +52,17 @@ _COMMON = r"(?:\s++(?!(?:href|rel)=)[a-z-]++=\"[^\"]*+\")*+"
 # Over text, tags of no interest (whole ones, since "<a href" in a quoted attribute is no tag) and lone "<" to what matters: a comment, the
 # end of an element, or a tag with its inside (and the text of a link that has nothing but text). One match for each of these, not one for
 # every tag; letters in both cases, not re.I: half the time. What is passed over, the most frequent first: the end of an element and a
-# tag that one letter tells, tags by their names, any other.
+# tag that one letter tells, tags by their names, whole scripts, styles and comments, any other. ("<!-->" is a whole comment.)
 _CLOSED = _either_case(f"a|{_PLACE_NAMES}")
 _OPENED = _either_case(_READ_NAMES)
 _USUAL = "li|span|t[rdh]|h[1-6r]|br?|img|i|strong|small|input|label"
+_WHOLE = "|".join(
+    rf"{_either_case(n)}(?=[\s/>]){_INSIDE}>[^<]*+(?:<(?!/{_either_case(n)}[\s/>])[^<]*+)*+</{_either_case(n)}(?=[\s/>])"
+    for n in ("script", "style")
+)
 _NEXT = re.compile(
     rf"(?:[^<]*+<(?:/[{_other_letters(f'a|{_PLACE_NAMES}')}]|[{_other_letters(_READ_NAMES)}][^\s/>]*+{_INSIDE}>|(?:{_USUAL})(?=[\s/>]){_INSIDE}>"
+    rf"|!--(?:-?+>|[^-]*+(?:-(?!->)[^-]*+)*+-->)|{_WHOLE}"
     rf"|(?!(?:{_OPENED})[\s/>])[A-Za-z][^\s/>]*+{_INSIDE}>|/(?!(?:{_CLOSED})[\s/>])|(?!!--|/|[A-Za-z])))*+[^<]*+<(?:"
     rf"([aA]){_COMMON}\s++href=\"([^\"]*+)\"{_COMMON}\s*+>(?:([^<]*+)</[aA]>)?"
     rf"|(!--)|/({_CLOSED})(?=[\s/>])|({_OPENED})(?=[\s/>])({_INSIDE})>(?:([^<]*+)</[aA]>)?)"
@@ -215,7 +220,11 @@ def read_markup(page: str) -> Markup:
         elif tag == "base":
             if found.base is None and "href" in (given := _attributes(attributes)):
                 found.base = given["href"].strip()
-        elif found.canonical is None and _MAYBE_CANONICAL.search(attributes) and "canonical" in (given := _attributes(attributes)).get("rel", "").lower().split():
+        elif (
+            found.canonical is None
+            and _MAYBE_CANONICAL.search(attributes)
+            and "canonical" in (given := _attributes(attributes)).get("rel", "").lower().split()
+        ):
             found.canonical = given.get("href", "").strip() or None
     return found
 
@@ -233,15 +242,18 @@ def place_links(markup: Markup, text: str) -> None:
     is no <nav> is told from one of the text, and a link without text (an image) has neither flag.
     """
     text = " ".join(text.split())
+    flags = markup.flags
     place = 0
     for k, anchor in enumerate(markup.anchors):
-        if not anchor or markup.flags[k] & (_BOILERPLATE | _REFRESHED):
+        if not anchor or flags[k] & (_BOILERPLATE | _REFRESHED):
             continue
-        at = _find_words(text, anchor, place)
+        at = text.find(anchor, place, place + _UNFLAGGED_REACH)
+        if at >= 0:
+            at = _whole_words(text, anchor, at, place + _UNFLAGGED_REACH)
         if at < 0:
-            markup.flags[k] |= _BOILERPLATE
+            flags[k] |= _BOILERPLATE
         else:
-            markup.flags[k] |= _BODY
+            flags[k] |= _BODY
             place = at + len(anchor)
 
 
@@ -319,10 +331,8 @@ def _folded(text: str) -> str:
     return " ".join(text.split())[:MAX_ANCHOR_CHARS].rstrip()
 
 
-def _find_words(text: str, anchor: str, place: int) -> int:
-    """Where `anchor` stands in the next part of `text`, not as a part of a longer word; -1: nowhere."""
-    reach = place + _UNFLAGGED_REACH
-    at = text.find(anchor, place, reach)
+def _whole_words(text: str, anchor: str, at: int, reach: int) -> int:
+    """Where `anchor`, which is found at `at`, stands in `text` up to `reach` not as a part of a longer word; -1: nowhere."""
     while at >= 0:
         end = at + len(anchor)
         if not (at and text[at - 1].isalnum() and anchor[0].isalnum()) and not (
