@@ -33,7 +33,7 @@ from craw4llm.corpus.extraction import DEFAULT_LIMITS, Answer, extractor
 from craw4llm.corpus.html_links import decode, links_of
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Source
 from craw4llm.corpus.synthetic import open_synthetic
-from craw4llm.corpus.urls import canonical_url
+from craw4llm.corpus.urls import canonical_url, folder_of, link_key
 from craw4llm.errors import InputError
 
 WEB_JSON = "web.json"
@@ -42,6 +42,7 @@ CHUNK_FILES = 32
 
 Folds = tuple[tuple[re.Pattern[str], str], ...]
 
+_REFRESH = int(LinkFlag.REFRESH)
 _INDEX = tuple(f"index{ending}" for ending in ENDINGS)
 _EXPECTED = (
     'expected {"kind": "html_tree", "origin": str, "sites": [{"folder": str, "base_url": str, "package": str, "version": str, '
@@ -101,15 +102,18 @@ class FileChunk:
                 yield Reject(self.site.package, self.start + k, url, page)
                 continue
             # A page that only sends on to another is no link of the site's author: meta refreshes are left out here.
-            kept = [j for j, flag in enumerate(page.flags) if not flag & LinkFlag.REFRESH]
+            links, anchors, flags = page.links, page.anchors, page.flags
+            if any(flag & _REFRESH for flag in flags):
+                kept = [j for j, flag in enumerate(flags) if not flag & _REFRESH]
+                links, anchors, flags = [links[j] for j in kept], [anchors[j] for j in kept], [flags[j] for j in kept]
             yield Page(
                 self.site.package,
                 self.start + k,
                 url,
                 page.text,
-                _resolved(page.base, [page.links[j] for j in kept], url, self.folds, known),
-                anchors=[page.anchors[j] for j in kept],
-                link_flags=[page.flags[j] for j in kept],
+                _resolved(page.base, links, url, self.folds, known),
+                anchors=anchors,
+                link_flags=flags,
                 canonical=page.canonical,
                 signals=page.signals,
             )
@@ -190,9 +194,10 @@ def _resolved(
     """A page's links as canonical URLs, folded onto the sites; None for what is no web page's URL."""
     known = {} if known is None else known
     base = (canonical_url(base_href, url) if base_href else None) or url
+    folder = folder_of(base)
     resolved = []
     for link in links:
-        key = (base, link)
+        key = link_key(link, base, folder)
         if key not in known:
             known[key] = _folded(canonical_url(link, base), folds)
         resolved.append(known[key])

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Signal, Skipped
-from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url
+from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, folder_of, link_key
 
 MAX_ANCHOR_CHARS = 500
 
@@ -49,7 +49,6 @@ PAGES = pa.schema(
 REJECTS = pa.schema({"order": pa.int64(), "source": pa.string(), "position": pa.uint64(), "url": pa.string(), "reason": pa.string()})
 
 _ZSTD = pa.Codec("zstd")
-_FOLDER_DECIDES = frozenset("/.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")  # unlike "?query", "#part" and ""
 _BODY, _BOILERPLATE, _NOFOLLOW = (int(flag) for flag in (LinkFlag.BODY, LinkFlag.BOILERPLATE, LinkFlag.NOFOLLOW))  # an enum's own & is slow
 _BOTH = int(LinkFlag.NOFOLLOW | LinkFlag.REFRESH)  # a flag of the link only if all of its mentions have it
 _CONTROL = dict.fromkeys([*range(32), 127], " ")
@@ -190,7 +189,7 @@ class Gathered:
             self.nofollow_links += len(record.links)
             return 0
         base = record.base or url
-        folder = base.partition("?")[0].rpartition("/")[0]  # what a relative path is resolved against
+        folder = folder_of(base)
         plain, drop = not record.anchors and not record.link_flags, config.nofollow == "drop"
         targets: dict[int, int] = {}  # number of the URL -> flags
         anchors: dict[int, str] = {}
@@ -199,7 +198,7 @@ class Gathered:
             if not isinstance(link, str):
                 self.unusable_links += 1
                 continue
-            key = (folder if link[:1] in _FOLDER_DECIDES else base, link)
+            key = link_key(link, base, folder)
             if key in known:
                 target = known[key]
             else:

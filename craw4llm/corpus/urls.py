@@ -30,6 +30,9 @@ _CANONICAL = re.compile(
     r"(?:/(?![.]|%2[eE])[A-Za-z0-9_~!$&'()*+,;=:@%.-]*)+(?:\?[A-Za-z0-9_~!$&()*+,;=:@%./?-]+)?"
 )
 
+# A link that begins with one of these is resolved against the base's folder alone, unlike "?query", "#part" and "".
+_FOLDER_DECIDES = frozenset("/.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+
 # Parameters that say through which advertisement, letter or share somebody came, and nothing about the page. A change of this list is a
 # change of the corpus stage's version. Names are compared in lower case; one that ends with * is a beginning.
 _TRACKING = """
@@ -60,6 +63,16 @@ def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTE
         parsed.search = _query(parsed.search[1:], rules)
         text = str(parsed.href)
     return text if len(text) <= MAX_URL_BYTES else None
+
+
+def folder_of(base: str) -> str:
+    """The part of a base URL that relative paths are resolved against."""
+    return base.partition("?")[0].rpartition("/")[0]
+
+
+def link_key(link: str, base: str, folder: str) -> tuple[str, str]:
+    """Equal for links that `canonical_url` gives the same for, whatever page of a folder they stand on. folder: `folder_of(base)`."""
+    return (folder if link[:1] in _FOLDER_DECIDES else base, link)
 
 
 def host_of(canonical: str) -> str:
