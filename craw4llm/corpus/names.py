@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
@@ -54,6 +53,8 @@ class Names:
         at = np.minimum(np.searchsorted(hashes, hashed), len(hashes) - 1)
         known = hashes[at] == hashed
         found[known] = places[at[known]]
+        import pyarrow.compute as pc  # 50 ms, for nothing where names are only read
+
         # A name that is not there may share a hash with one that is.
         rows = np.flatnonzero(known)
         same = pc.equal(self.array.take(pa.array(found[rows])), wanted.take(pa.array(rows)).cast(pa.large_string()))
@@ -74,6 +75,8 @@ class Names:
 
 def first_seen(arrays: Iterable[pa.Array]) -> pa.Array:
     """large_string: the distinct values of the arrays, in the order of their first appearance; nulls are left out."""
+    import pyarrow.compute as pc
+
     waiting: list[pa.Array] = [pa.array([], pa.large_string())]
     for array in arrays:
         waiting.append(pc.unique(array).cast(pa.large_string()).drop_null())
@@ -84,6 +87,8 @@ def first_seen(arrays: Iterable[pa.Array]) -> pa.Array:
 
 def ascending(names: pa.Array) -> pa.Array:
     """The names in the order of their UTF-8 bytes."""
+    import pyarrow.compute as pc
+
     return names.take(pc.sort_indices(names))
 
 
