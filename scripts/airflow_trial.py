@@ -263,14 +263,16 @@ class Trial:
     def click(self, page: Any, run: str, word: str) -> None:
         """Answers the request of a run in the UI."""
         page.goto(f"http://127.0.0.1:{self.server.port}/dags/parted/runs/{urllib.parse.quote(run)}/tasks/plan/required_actions")
+        button = page.get_by_role("button", name=word, exact=True).first
         try:
-            page.get_by_role("button", name=word, exact=True).first.click()
+            button.wait_for()
+            if word == "Approve" and (folder := os.environ.get("CRAW4LLM_SCREENSHOTS")):
+                page.screenshot(path=str(Path(folder) / "airflow_approval.png"))
+            button.click()
             page.wait_for_timeout(1500)
         except Exception:
             page.screenshot(path=str(self.place / f"{word}.png"))
             raise
-        if folder := os.environ.get("CRAW4LLM_SCREENSHOTS"):
-            page.screenshot(path=str(Path(folder) / f"airflow_{word.lower()}.png"))
 
     def parts(self, run: str) -> None:
         """Corpus, scores and tokens in parts, on several workers; the same bytes as by one command."""
