@@ -147,11 +147,11 @@ def advice(needs: Iterable[Need]) -> list[str]:
     """Stages whose parts are too short for what a task costs Airflow, a line a kind and size."""
     found: dict[str, None] = {}
     for need in needs:
-        if need.parts > 1 and need.core_s is not None and need.serial_s is not None:
-            work = need.core_s - need.serial_s
+        if need.parts > 1 and need.core_s is not None and need.serial_s is not None and need.gpu_s is not None:
+            work = need.core_s - need.serial_s + need.gpu_s
             if work / need.parts < LEAST_PART_S:
                 found[
-                    f"{need.kind}: {need.parts:,} parts of {work / need.parts:.3g} s of one core each; Airflow takes about "
+                    f"{need.kind}: {need.parts:,} parts of {work / need.parts:.3g} s of work each; Airflow takes about "
                     f"{SLOT_S_PER_TASK:g} s of a slot a task, so at most {worth(work):,} parts pay"
                 ] = None
     return list(found)

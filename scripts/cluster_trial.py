@@ -6,7 +6,8 @@
     python scripts/cluster_trial.py slurm                stages as Slurm jobs; scancel, requeue, the worker killed while a job runs
     python scripts/cluster_trial.py edge                 a worker that reaches the api-server alone; killed while a job runs
 
---quick: the experiment `mini` of the tests (20 stages) in the place of `tiny` (76).
+--quick: the experiment `mini` of the tests (20 stages) in the place of `tiny` (76). --patience 30: seconds without a heartbeat after which
+Airflow takes a task for dead; more on a machine that others keep busy.
 
 A stage of these sizes is over within a second, so the command of a task that something is to happen to is stopped (SIGSTOP) as soon as it
 runs, and goes on when it has happened; where a worker was killed, when the next try of the task follows the job.
@@ -54,6 +55,7 @@ class Subject:
     dag: str
     settings: dict[str, Any]
     environment: dict[str, str]
+    patience_s: int
     crawl: str
     select: str
     tokenize: str
@@ -61,7 +63,7 @@ class Subject:
     evaluate: str
 
 
-def subject(quick: bool, folder: Path) -> Subject:
+def subject(quick: bool, folder: Path, patience_s: int) -> Subject:
     place = folder / "experiments"
     place.mkdir()
     shutil.copy(PROJECT / "dags" / "experiments" / "tiny.py", place)
@@ -72,7 +74,7 @@ def subject(quick: bool, folder: Path) -> Subject:
     )
     dag, settings, replicate = ("mini", MINI, "") if quick else ("tiny", TINY, "_r0")
     tasks = [f"quality.equal_pages.{name}" for name in ("select", "tokenize", f"train{replicate}", f"evaluate{replicate}")]
-    return Subject(dag, settings, {"CRAW4LLM_EXPERIMENTS": str(place)}, "quality.crawl", *tasks)
+    return Subject(dag, settings, {"CRAW4LLM_EXPERIMENTS": str(place)}, patience_s, "quality.crawl", *tasks)
 
 
 @dataclasses.dataclass
@@ -87,7 +89,7 @@ class Row:
     tries: int | None = None
     taken_over: bool | None = None
     orphans: int | None = None
-    job: tuple[str, int, Path] | None = None  # task, index of a mapped one or -1, and the folder of its job's attempts
+    job: tuple[str, int, Path] | None = None  # task, index of a mapped one or -1, and the folder of its attempt
 
     @property
     def fine(self) -> bool:
@@ -97,7 +99,7 @@ class Row:
 def celery(folder: Path, of: Subject) -> list[Row]:
     placement = folder / "placement.toml"
     placement.write_text('[stages.train]\nqueue = "gpu"\n[stages.evaluate]\nqueue = "gpu"\n')
-    environment = {"CRAW4LLM_PLACEMENT": str(placement), **of.environment, **quick_heartbeats()}
+    environment = {"CRAW4LLM_PLACEMENT": str(placement), **of.environment, **quick_heartbeats(of.patience_s)}
     rows = []
     with Cluster(folder, executor="CeleryExecutor", environment=environment, pools=SLOTS) as cluster:
         said(f"healthy after {cluster.healthy_after_s:.0f} s")
@@ -124,7 +126,7 @@ def slurm(folder: Path, of: Subject) -> list[Row]:
     placement.write_text('[stages.default]\nlauncher = "slurm"\n[slurm.default]\ncpus-per-task = 1\nmem = "1000M"\n')
     try:
         with local_slurm.LocalSlurm(short, nodes=1) as queue:
-            environment = {"CRAW4LLM_PLACEMENT": str(placement), **queue.environment, **of.environment, **quick_heartbeats()}
+            environment = {"CRAW4LLM_PLACEMENT": str(placement), **queue.environment, **of.environment, **quick_heartbeats(of.patience_s)}
             with Cluster(folder, executor="LocalExecutor", environment=environment) as cluster:
                 said(f"healthy after {cluster.healthy_after_s:.0f} s")
                 with caught(cluster, of.dag, of.crawl, of.tokenize, of.train) as catch:
@@ -154,7 +156,7 @@ def edge(folder: Path, of: Subject) -> list[Row]:
         "AIRFLOW__EDGE__JOB_POLL_INTERVAL": "1",
         "AIRFLOW__EDGE__HEARTBEAT_INTERVAL": "5",
         **of.environment,
-        **quick_heartbeats(),
+        **quick_heartbeats(of.patience_s),
     }
     executor = "LocalExecutor,EdgeExecutor:airflow.providers.edge3.executors.EdgeExecutor"
     cluster = Cluster(folder, executor=executor, environment=environment, pools=SLOTS)
@@ -183,8 +185,8 @@ TRIALS = {"celery": celery, "slurm": slurm, "edge": edge}
 
 
 class Catch(threading.Thread):
-    """Stops (SIGSTOP) the command of the first job of each of `tasks` as soon as it is there. A mapped task is caught in whichever of its
-    parts comes first."""
+    """Stops (SIGSTOP) the command of the first job of each of `tasks` that runs, as soon as it does. A mapped task is caught in whichever
+    of its parts comes first."""
 
     def __init__(self, cluster: Cluster, dag: str, tasks: tuple[str, ...]) -> None:
         super().__init__(daemon=True)
@@ -198,7 +200,7 @@ class Catch(threading.Thread):
     def run(self) -> None:
         while self._awaited and not self._over.is_set():
             for task in sorted(self._awaited):
-                folders = (self.cluster.root / "logs" / "jobs" / self.dag).glob(f"*/{task}*/0001/job.json")
+                folders = (self.cluster.root / "logs" / "jobs" / self.dag).glob(f"*/{task}*/*/job.json")
                 for path in sorted(folders):
                     if path.parts[-3].removeprefix(task).partition(".")[0] == "" and self._hold(task, path.parent):
                         self._awaited.discard(task)
@@ -338,9 +340,10 @@ def in_parts(cluster: Cluster, of: Subject) -> list[Row]:
 
 
 def row_of(what: str, job: Path, *, starts: int, taken_over: bool | None = None) -> Row:
+    """starts: that are wanted, from the one on that was caught (a busy machine may have lost a try before)."""
     task, _, index = job.parent.name.partition("_parts.")
     named = (f"{task}_parts", int(index)) if index else (task, -1)
-    return Row(what, "", "success", starts=0, wanted_starts=starts, taken_over=taken_over, job=(*named, job.parent))
+    return Row(what, "", "success", starts=0, wanted_starts=starts, taken_over=taken_over, job=(*named, job))
 
 
 def end_of(cluster: Cluster, dag: str, run: str, what: str) -> Row:
@@ -374,7 +377,7 @@ def settle(rows: list[Row], cluster: Cluster, dag: str, run: str) -> None:
         if row.job is not None and not row.state:
             task, index, folder = row.job
             row.state, row.tries = str(found[task, index]["state"]), int(found[task, index]["try_number"])
-            row.starts = len([p for p in folder.iterdir() if p.name.isdigit()])
+            row.starts = len([p for p in folder.parent.iterdir() if p.name.isdigit() and p.name >= folder.name])
 
 
 def states(cluster: Cluster, dag: str, run: str) -> dict[str, str]:
@@ -404,12 +407,12 @@ def beyond_loopback(cluster: Cluster) -> list[str]:
     return sorted({f"{c.laddr.ip}:{c.laddr.port}" for c in listening if c.laddr.ip not in ("127.0.0.1", "::1")})
 
 
-def quick_heartbeats() -> dict[str, str]:
+def quick_heartbeats(patience_s: int = 30) -> dict[str, str]:
     """A trial does not wait 15 minutes until a dead task is given up, nor 10 until one that a dead worker had reserved is sent again."""
     return {
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(patience_s),
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
-        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "120",
+        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": str(4 * patience_s),
         "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "10",
     }
 
@@ -455,6 +458,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trial", choices=sorted(TRIALS))
     parser.add_argument("--quick", action="store_true", help="a smaller experiment")
+    parser.add_argument("--patience", type=int, default=30, metavar="SECONDS", help="without a heartbeat, until a task is taken for dead")
     parser.add_argument("--folder", type=Path, default=None, help="empty or absent; kept where given (default: a temporary one)")
     given = parser.parse_args()
     lacking = airflow_cluster.missing(celery=given.trial == "celery") + (local_slurm.missing() if given.trial == "slurm" else [])
@@ -466,7 +470,7 @@ def main() -> int:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     try:
-        of = subject(given.quick, folder)
+        of = subject(given.quick, folder, given.patience)
         rows = TRIALS[given.trial](folder, of)
         said("the same by the command line")
         wanted, made = by_hand(folder, of.dag, of.settings, of, "by-hand"), digests(folder / "artifacts")

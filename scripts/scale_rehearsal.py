@@ -6,9 +6,9 @@ machine.
 
 The number of parts is the experiment's own (`parts` of its declaration, times the stages of that kind), one mapped task a part, one group
 a stage, grouped as the DAG groups them (craw4llm/grouping.py). share: of the parts, for a quicker look. Prints seconds a part at this
-number of slots, of the whole and of its first and last fifth (whether Airflow slows down as tasks pile up), processor seconds of the scheduler,
-api-server and workers a part, the longest gap between two starts, and the rule that follows: how long a part must be for Airflow to cost 5%
-at most. The last line is one JSON object. About 35 minutes on two cores with all parts.
+number of slots, of the whole and of its first and last fifth (whether Airflow slows down as tasks pile up), processor seconds of the
+scheduler, api-server and workers a part, the longest gap between two starts, and the rule that follows: how long a part must be for
+Airflow to cost 5% at most. The last line is one JSON object. About 35 minutes on two cores with all parts.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """What `craw4llm plan` reckons for each stage, against values worked out by hand from round rates."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -190,7 +191,9 @@ def test_parts_too_short_for_airflow_are_named(tmp_path: Path) -> None:
     assert [line.partition(" s of")[0] for line in lines] == LINES
     assert all(line.endswith("so at most 1 parts pay") for line in lines)
     long = Need(id="x", kind="score", parts=500, core_s=50_001.0, serial_s=0.0)
-    assert advice([long]) == []
+    assert advice([dataclasses.replace(need, gpu_s=gpu) for need, gpu in ((long, 0.0), (long, None))]) == []
+    assert advice([dataclasses.replace(long, core_s=1.0, gpu_s=49_999.0)]) == []
+    assert len(advice([dataclasses.replace(long, core_s=1.0, gpu_s=0.0)])) == 1
 
 
 def test_the_grouping_rule() -> None:
