@@ -43,6 +43,7 @@ MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = 1
 HEARTBEAT_S = 5.0
 _FLUSHES = 16  # at a time
+RECORD_BYTES = 256  # of an owner, padded; a host's name has at most 64
 DEAD_AFTER_S = 60.0  # an owner on another host that has not shown itself for this long is dead
 
 
@@ -332,6 +333,11 @@ def storage_errors(root: Path) -> Iterator[None]:
                 f"no space left while writing {where}: free some space (`craw4llm gc`) or choose another --root; "
                 "finished artifacts are kept, and the next run goes on from them"
             ) from error
+        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise StorageError(
+                f"{root} is on a file system without locks ({error.strerror}): mount it with them (Lustre: -o flock; NFS: version 4), "
+                "or choose another --root"
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise StorageError(f"{where} cannot be written ({error.strerror}): make {root} writable or choose another --root") from error
         raise
@@ -423,10 +429,13 @@ def _owner(stream: Any) -> dict[str, Any] | None:
 
 
 def _sign(stream: Any) -> None:
-    stream.seek(0)
-    stream.truncate()
-    stream.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "seen": time.time()}))
-    stream.flush()
+    """Writes the owner's record over the last one, never truncated between: another host would read an empty file, and begin. It must also
+    reach the server now: NFS may keep it back for half a minute."""
+    handle = stream.fileno()
+    fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_APPEND)
+    record = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "seen": time.time()})
+    os.pwrite(handle, record.ljust(RECORD_BYTES).encode(), 0)
+    os.fsync(handle)
 
 
 def _beat(stream: Any, stop: threading.Event) -> None:

@@ -28,7 +28,9 @@ def main() -> None:
     there = [name for name in DRAWN if (root / name / MARK).exists()]
     if there and len(there) < len(DRAWN):
         missing = ", ".join(name for name in DRAWN if name not in there)
-        sys.exit(f"secrets: {missing} is missing, the others are there: they belong together. Put it back from your back-up, or delete all.")
+        sys.exit(
+            f"secrets: {missing} is missing, the others are there: they belong together. Put it back from your back-up, or delete all."
+        )
     if not there:
         write(root, draw())
     if not (root / "worker" / MARK).exists():  # it holds copies; a deployment from before it existed had results in the database
