@@ -81,6 +81,8 @@ def build_part(source: Source, out: Path, config: CorpusConfig, execution: Execu
 
 
 def _plan(source: Source, out: Path, config: CorpusConfig, execution: Execution) -> list[parts.Task]:
+    if source.list_ahead is not None:
+        source.list_ahead(execution.workers)
     return parts.plan_parts(source, out / FOLDER, config, _run_bytes(execution))
 
 
