@@ -49,7 +49,7 @@ from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS,
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
 from craw4llm.corpus.names import STEP, Names, ascending, first_seen
-from craw4llm.corpus.npy import NpyWriter, distinct
+from craw4llm.corpus.npy import NpyWriter, distinct, reserve
 from craw4llm.corpus.reader import CLUEWEB22
 from craw4llm.corpus.urls import domain_of
 from craw4llm.crawl.hashing import hash_ids
@@ -396,6 +396,8 @@ class _Merge:
         column = columns["links_offsets"]
         column.append(np.zeros(1, dtype=np.uint64))
         indegree = np.lib.format.open_memmap(self.out / "indegree.npy", mode="w+", dtype=np.uint32, shape=(self.n_targets,))
+        with (self.out / "indegree.npy").open("r+b") as stream:
+            reserve(stream, stream.seek(0, 2))
         anchors = np.zeros(self.n_pages if self.source.indegree == "inlink" else 0, dtype=np.uint32)
         heldout, without = [], []
         nameless = names.ids(pa.array([""]))

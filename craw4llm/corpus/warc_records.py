@@ -30,7 +30,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -119,10 +119,11 @@ def read_records(path: Path, start: int = 0, end: int | None = None, block_bytes
             yield Damage(source.gap, "", "damaged")
 
 
-def boundaries(path: Path, chunk_bytes: int = CHUNK_BYTES) -> list[int]:
+def boundaries(path: Path, chunk_bytes: int = CHUNK_BYTES, known: Mapping[int, int | None] | None = None) -> list[int]:
     """Offsets at which a file may be divided for `read_records`: 0, and the first segment or record after every `chunk_bytes`.
 
-    A gzip file that is larger is decompressed once, since only so its members are known for certain. Raises OSError, InputError.
+    A gzip file that is larger is decompressed once, since only so its members are known for certain. known: what `following` says of some
+    offsets, where it was asked before (by many processes, each from one of the `candidates` on). Raises OSError, InputError.
     """
     found = [0]
     with path.open("rb") as file:
@@ -130,18 +131,42 @@ def boundaries(path: Path, chunk_bytes: int = CHUNK_BYTES) -> list[int]:
         if path.stat().st_size <= chunk_bytes:
             return found
         if is_gzip:
-            source = _Gzip(file, 0)
-            while (offset := source.next_segment()) is not None:
-                if offset - found[-1] >= chunk_bytes:
-                    found.append(offset)
-                source.exhaust()
+            known = known or {}
+            while (after := known[found[-1]] if found[-1] in known else following(path, found[-1], chunk_bytes)) is not None:
+                found.append(after)
             return found
         offset = 0
-        while (following := _next_plain(file, offset)) is not None:
-            offset = following
+        while (after := _next_plain(file, offset)) is not None:
+            offset = after
             if offset - found[-1] >= chunk_bytes:
                 found.append(offset)
     return found
+
+
+def candidates(path: Path, chunk_bytes: int = CHUNK_BYTES) -> list[int]:
+    """Where a large gzip file is probably divided: 0, and every `chunk_bytes` the next bytes that unpack to the beginning of a record. They
+    may lie within a record that holds such a file, so `boundaries` takes an offset only if the one before it leads there."""
+    found: list[int] = []
+    with path.open("rb") as file:
+        if not check_kind(path, file) or path.stat().st_size <= chunk_bytes:
+            return found
+        source = _Gzip(file, 0)
+        at: int | None = 0
+        while at is not None:
+            found.append(at)
+            at = source.search(at + chunk_bytes)
+    return found
+
+
+def following(path: Path, start: int, chunk_bytes: int = CHUNK_BYTES) -> int | None:
+    """Of a gzip file, the first segment that begins `chunk_bytes` or more after the one at `start`; what lies between is unpacked."""
+    with path.open("rb") as file:
+        source = _Gzip(file, start)
+        while (offset := source.next_segment()) is not None:
+            if offset - start >= chunk_bytes:
+                return offset
+            source.exhaust()
+    return None
 
 
 def check_kind(path: Path, file: BinaryIO) -> bool:
@@ -330,7 +355,7 @@ class _Gzip(_Segments):
         if self._first:
             self._first = False
             if not self._begins_record(offset):
-                following = self._search(offset + 1)
+                following = self.search(offset + 1)
                 self.gap = offset
                 if following is None:
                     self._next = None
@@ -351,7 +376,7 @@ class _Gzip(_Segments):
             compressed = self._pending or self._file.read(_READ_BYTES)
             self._pending = b""
             if not compressed:
-                self.ended, self._next = "cut_off", self._search(at + 1)  # a wrong length in gzip's own blocks can look like the end
+                self.ended, self._next = "cut_off", self.search(at + 1)  # a wrong length in gzip's own blocks can look like the end
                 return False
             try:
                 out = self._inflate.decompress(compressed, self._piece)
@@ -363,7 +388,7 @@ class _Gzip(_Segments):
                     self._open(at)
                     self._piece, self._skip = _CAREFUL_BYTES, held
                     continue
-                self.ended, self._next = "damaged", self._search(at + 1)
+                self.ended, self._next = "damaged", self.search(at + 1)
                 return False
             self._pending = self._inflate.unconsumed_tail
             if self._skip:
@@ -417,7 +442,7 @@ class _Gzip(_Segments):
         if not beginning:
             self.ended, self._next = "clean", None
         elif beginning != _GZIP:
-            self.ended, self._next = "clean", self._search(end)
+            self.ended, self._next = "clean", self.search(end)
             self._file.seek(end)
             padding = self._file.read(min((self._next or end + _PIECE_BYTES) - end, _PIECE_BYTES))
             if padding.strip(b"\0"):
@@ -441,7 +466,7 @@ class _Gzip(_Segments):
             return False
         return out == b"WARC/"
 
-    def _search(self, offset: int) -> int | None:
+    def search(self, offset: int) -> int | None:
         """The next member at or after `offset` that begins a record."""
         while True:
             self._file.seek(offset)
