@@ -2,8 +2,8 @@
 
 A task that asks a person writes its request, then pauses: two calls to the API server. An answer may come between them, and both sides look
 for the other under a lock of rows, which SQLite does not have: when each looked before the other wrote, the task paused for ever, its
-answer in the database. `OneAfterTheOther`, a middleware of the API server, lets an answer wait for the changes of state that are under way, and
-these for it. It keeps to one server process, which is what there is with SQLite; other databases lock rows.
+answer in the database. `OneAfterTheOther`, a middleware of the API server, lets an answer wait for the changes of state that are under
+way, and these for it. It keeps to one server process, which is what there is with SQLite; other databases lock rows.
 """
 
 import asyncio
