@@ -31,6 +31,7 @@ from markupsafe import Markup
 
 import pools
 import results
+from answers import OneAfterTheOther
 from craw4llm.errors import Craw4LLMError
 from craw4llm.experiment import load, names
 from stage_operator import ArtifactLink, artifact_root
@@ -241,6 +242,7 @@ class Craw4LLMPlugin(AirflowPlugin):
     fastapi_root_middlewares: list[dict[str, Any]] = [  # noqa: RUF012
         {"middleware": TriggerCheck, "name": "craw4llm trigger check"},
         {"middleware": pools.PoolsAnswer, "name": "craw4llm pools"},
+        {"middleware": OneAfterTheOther, "name": "craw4llm answers"},
     ]
     external_views: list[dict[str, Any]] = [  # noqa: RUF012
         {
