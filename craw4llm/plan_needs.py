@@ -15,6 +15,7 @@ from craw4llm.configs import (
     KNOWLEDGE,
     NEEDS_SCORER,
     OTHER_SCORE,
+    ClueWeb22,
     CorpusConfig,
     CrawlConfig,
     Encoder,
@@ -24,7 +25,9 @@ from craw4llm.configs import (
     SelectConfig,
     TokenizeConfig,
 )
+from craw4llm.corpus.clueweb22_files import is_clueweb22
 from craw4llm.errors import ConfigError
+from craw4llm.externals import locate
 from craw4llm.fingerprint import External
 from craw4llm.grouping import LEAST_PART_S, SLOT_S_PER_TASK, grouped, worth
 from craw4llm.plan import Estimate, estimates
@@ -208,8 +211,8 @@ def needs_text(plan: Plan, needs: Sequence[Need], machines: Machines) -> str:
     ]
     if small := [need.id for need in needs if need.kind in SMALL]:
         text.append(f"  not reckoned, seconds to minutes each: {', '.join(small)}")
-    for field, ids in found["unknown"].items():
-        text.append(f"  not known before, and in no sum: {field} of {_few(ids)}")
+    if unknown := [f"{field} of {', '.join(ids) if len(ids) < 4 else f'{len(ids)} stages'}" for field, ids in found["unknown"].items()]:
+        text.append(f"  not known before, and in no sum: {'; '.join(unknown)}")
     return "\n".join([*text, *(f"  parts: {line}" for line in advice(needs))])
 
 
@@ -229,9 +232,10 @@ def _need(name: str, stage: Stage, known: Mapping[str, Estimate], parts: Mapping
     if kind in ("train", "evaluate"):
         return _on_gpus(stage, known, rates, more)
     corpus = stage.inputs.get("corpus")
-    pages, text = (_count(known[corpus.key], what) if corpus is not None else None for what in ("pages", "text_bytes"))
-    if pages is None:
+    pages = _pages(known[corpus.key]) if corpus is not None else None
+    if corpus is None or pages is None:
         return Need(**more)
+    text = _count(known[corpus.key], "text_bytes")
     if isinstance(config, ScoreConfig):
         return _score(stage, pages, text, rates, more)
     if isinstance(config, CrawlConfig):
@@ -246,12 +250,11 @@ def _need(name: str, stage: Stage, known: Mapping[str, Estimate], parts: Mapping
 def _corpus(config: CorpusConfig, own: Estimate, rates: Rates, more: Mapping[str, Any]) -> Need:
     """Of a source that is not at hand: as if it were ClueWeb22's records, whose texts are read where they lie; of others the texts are
     copied."""
-    pages = _count(own, "pages")
-    pages = _count(own, "records") if pages is None else pages
+    pages = _pages(own)
     if pages is None:
         return Need(**more)
     text, links = _count(own, "text_bytes"), _count(own, "links")
-    in_place = not isinstance(config.source, External) or "records" not in own  # External with records: at hand, and read as it is
+    in_place = _in_place(config.source, at_hand="records" in own)
     core_s = pages / rates["corpus_pages_per_s" if in_place else "corpus_copied_pages_per_s"]
     packed_text = _times(text, rates["packed_share"])
     tables = _plus(pages * rates["corpus_bytes_per_page"], _times(links, rates["corpus_bytes_per_link"]))
@@ -266,6 +269,11 @@ def _corpus(config: CorpusConfig, own: Estimate, rates: Rates, more: Mapping[str
         read_bytes=_plus(packed_text, pages * rates["delivered_link_bytes_per_page"] * rates["packed_share"]),
         written_bytes=disk,
     )
+
+
+def _in_place(source: object, *, at_hand: bool) -> bool:
+    """Whether texts are read from the source's own files."""
+    return isinstance(source, ClueWeb22) or (isinstance(source, External) and (not at_hand or is_clueweb22(locate(source))))
 
 
 def _score(stage: Stage, pages: float, text: Number, rates: Rates, more: Mapping[str, Any]) -> Need:
@@ -469,6 +477,12 @@ def _pairs(stage: Stage, scored: Mapping[str, Scored]) -> tuple[tuple[tuple[str,
 def _count(facts: Estimate, name: str) -> Number:
     value = facts.get(name, (None, ""))[0]
     return None if value is None else float(value)
+
+
+def _pages(corpus: Estimate) -> Number:
+    """As counted or stated; before that, the records of the source, which may hold repeats."""
+    pages = _count(corpus, "pages")
+    return _count(corpus, "records") if pages is None else pages
 
 
 def _plus(*values: Number) -> Number:

@@ -22,6 +22,7 @@ from craw4llm.configs import (
     ScorerSource,
     SelectConfig,
     SyntheticText,
+    SyntheticWeb,
     TokenizeConfig,
     TokenizerConfig,
     UrlFeature,
@@ -260,3 +261,30 @@ def test_the_record_is_plain_json(tmp_path: Path) -> None:
     needs = stage_needs(plan, parts={}, rates=rates_with({}))
     record = json.loads(json.dumps(needs_record(plan, needs, Machines()), allow_nan=False))
     assert record["longest_chain_hours"] > 0 and {row["id"] for row in record["stages"]} == {n.id for n in plan.nodes}
+
+
+def test_a_source_at_hand_is_reckoned_by_its_records(tmp_path: Path) -> None:
+    @experiment()
+    def small(replicate: int = 0) -> Arms:
+        """A generated web."""
+        web = Stage(CorpusConfig(source=SyntheticWeb(pages=7700)))
+        rater = Stage(ScorerConfig(**FASTTEXT))
+        trace = Stage(CrawlConfig(policy="random", budget_pages=1000), "random/crawl", corpus=web)
+        scores = Stage(ScoreConfig(), corpus=web, scorer=rater)
+        bpe = Stage(TokenizerConfig(), corpus=web)
+        kept = Stage(SelectConfig(pool="crawled"), corpus=web, crawl=trace)
+        heldout = Stage(TokenizeConfig(pages="heldout", sample_tokens=257), "heldout", corpus=web, tokenizer=bpe)
+        tokens = Stage(TokenizeConfig(sample_tokens=257), corpus=web, tokenizer=bpe, selection=kept)
+        config = TrainConfig(size="toy", vocab_size=4096, token_budget=40_960, batch_tokens=8 * SIZES["toy"].context, precision="fp32")
+        model = Stage(config, tokens=tokens, heldout=heldout)
+        arms = {"random": Stage(EvaluateConfig(suite="none"), checkpoint=model, tokenizer=bpe, heldout=heldout)}
+        reported = {"corpus": web, "scores": scores}
+        return Arms(arms=arms, reported=reported, report=ReportConfig(title="small", question="How much?", reference="random"))
+
+    plan = make_plan(expand(small), Execution(root=tmp_path), absent_inputs=True)
+    found = {need.kind: need for need in stage_needs(plan, parts={}, rates=rates_with({}))}
+    assert found["corpus"].core_s == 1 and found["corpus"].disk_bytes is None  # its texts are copied, their bytes not known before
+    assert found["score"].core_s is None and found["score"].disk_bytes == 7700 * 14
+    assert found["crawl"].core_s == pytest.approx(1000 / 105_000)
+    with pytest.raises(ConfigError, match="at hand"):
+        with_counts(plan, {"pages": "5"})
