@@ -541,7 +541,7 @@ class _Members:
                 room -= len(parts[-1])
                 if room <= 0:
                     return None
-        except isal_zlib.error:
+        except isal_zlib.IsalError:  # type: ignore[misc]
             return None
         return (parts[0] if len(parts) == 1 else b"".join(parts)), at - len(inflate.unused_data)
 
