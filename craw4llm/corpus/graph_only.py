@@ -119,7 +119,7 @@ def build_graph(source: GraphSource, out: Path, config: CorpusConfig, execution:
             own = np.flatnonzero(targets == of)  # links of a page to itself: few
             if len(own):
                 ends = ends - np.cumsum(np.bincount(of[own] - np.uint32(page), minlength=count))
-                targets = np.delete(targets, own)
+                targets = _without(targets, own)
             links_offsets.append((links + ends).astype(np.uint64))
             links_targets.append(targets)
             links, page = links + int(ends[-1]), page + count
@@ -281,12 +281,20 @@ def _halves(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
 def _blocks(keys: NDArray[np.uint64], first: int, stop: int) -> Iterator[Block]:
     """The nodes first to stop - 1, whose edges these are, in any order. Sorts the keys in place."""
     keys.sort()
-    repeated = np.flatnonzero(keys[1:] == keys[:-1])
-    if len(repeated):
-        keys = np.delete(keys, repeated)
+    repeats = np.flatnonzero(keys[1:] == keys[:-1])
     for low in range(first, stop, BLOCK_PAGES):
         high = min(low + BLOCK_PAGES, stop)
         begin, end = np.searchsorted(keys, [np.uint64(low << 32), np.uint64(high << 32)])
         some = _halves(keys[begin:end])
         counts = np.bincount(some[:, _SOURCE] - np.uint32(low), minlength=high - low)
-        yield np.concatenate(([0], np.cumsum(counts))), some[:, _TARGET]
+        repeated = repeats[np.searchsorted(repeats, begin) : np.searchsorted(repeats, end)] - begin
+        if len(repeated):
+            counts -= np.bincount(some[repeated, _SOURCE] - np.uint32(low), minlength=high - low)
+        yield np.concatenate(([0], np.cumsum(counts))), _without(some[:, _TARGET], repeated)
+
+
+def _without(values: NDArray[np.uint32], places: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """The values but for those at `places`, which ascend."""
+    if 64 * len(places) > len(values):
+        return np.delete(values, places)
+    return np.concatenate([values[a:b] for a, b in zip([0, *(places + 1).tolist()], [*places.tolist(), len(values)], strict=True)])
