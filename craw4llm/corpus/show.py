@@ -265,12 +265,6 @@ def _count(artifact: Artifact, name: str) -> int:
     return int(artifact.manifest["counts"].get(name, {}).get("value") or 0)
 
 
-def _top(counted: Counter[str], total: int) -> str:
-    ordered = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
-    rest = f", {len(ordered) - TOP} others" if len(ordered) > TOP else ""
-    return ", ".join(f"{name} {_share(number, total)}" for name, number in ordered[:TOP]) + rest
-
-
 def _top_hosts(corpus: Corpus) -> str:
     """As `_top`, of hosts, which may be many: only names that can be among the first become strings."""
     pages = np.zeros(len(corpus.hosts), dtype=np.int64)
