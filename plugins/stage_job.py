@@ -128,6 +128,7 @@ class Asked:
         """Reason to end now; "" to go on."""
         if self._signalled:
             return "signal"
+        look_anew(self.folder)
         if (self.folder / "cancel").exists():
             return "cancelled"
         owner = _read(self.folder / "owner")
@@ -229,6 +230,13 @@ def _take(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def look_anew(folder: Path) -> None:
+    """After this, what other hosts did in the folder is seen. A client of NFS that once found no such name goes on saying so for up to a
+    minute, unless the folder is opened (scripts/nfs_trial.py)."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(folder, os.O_RDONLY))
 
 
 def _read(path: Path) -> str:
