@@ -3,6 +3,7 @@
     <root>/<stage>/<fingerprint>/            a finished artifact: its files and manifest.json
     <root>/<stage>/.partial-<fingerprint>/   being written; renamed to the above as the last step
     <root>/locks/<stage>-<fingerprint>.lock  who is writing it
+    <root>/locks/<stage>-<fingerprint>.part-<i>-of-<n>.lock    who is making a share of it in the partial directory
 
 A directory with a manifest is complete; one without is nothing. `Store.build` takes the lock, lets the stage write into the
 partial directory, writes the manifest last, flushes it all to disk and renames. Whoever waits for the lock finds the finished
@@ -21,13 +22,13 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = 1
 HEARTBEAT_S = 5.0
+_FLUSHES = 16  # at a time
 RECORD_BYTES = 256  # of an owner, padded; a host's name has at most 64
 DEAD_AFTER_S = 60.0  # an owner on another host that has not shown itself for this long is dead
 
@@ -190,6 +192,7 @@ class Store:
             found = self.find(stage, fingerprint)
             if found is not None:
                 return found, False
+            self._await_parts(stage, fingerprint)
             partial = self.partial(stage, fingerprint)
             if partial.exists() and not keep_partial:
                 shutil.rmtree(partial)
@@ -230,11 +233,9 @@ class Store:
             manifest["files"] = files
             manifest["digest"] = digest_of_files(files)
             text = json.dumps(manifest, indent=2, sort_keys=True, allow_nan=False)
-            for path in [*_files(partial), partial]:
-                _flush(path)
             (partial / MANIFEST).write_text(text)
-            _flush(partial / MANIFEST)
-            _flush(partial)
+            with ThreadPoolExecutor(_FLUSHES) as pool:  # at once they share the file system's own commits
+                list(pool.map(_flush, [partial, *partial.rglob("*")]))
             final = self.path(stage, fingerprint)
             if final.exists():  # a folder without a manifest: a deletion that was interrupted
                 shutil.rmtree(final)
@@ -243,26 +244,61 @@ class Store:
             return self.open(stage, fingerprint), True
 
     @contextlib.contextmanager
+    def part(self, stage: str, fingerprint: str, part: int, of: int) -> Iterator[bool]:
+        """Held while a share of an artifact is made in its partial directory. Gives False where the artifact was finished meanwhile.
+
+        Never at the same time as a build of the whole, which deletes what it has merged: each takes its own lock first and looks at the
+        other's then, so that at least one of two that begin together sees the other; a share gives way and waits.
+        """
+        while True:
+            with self.lock(stage, _part_name(fingerprint, f"{part}-of-{of}")):
+                if self.find(stage, fingerprint) is not None:
+                    yield False
+                    return
+                if not self.is_held(stage, fingerprint):
+                    yield True
+                    return
+            with self.lock(stage, fingerprint):
+                pass
+
+    def _await_parts(self, stage: str, fingerprint: str) -> None:
+        """Returns when no share of the artifact is being made; whoever calls it holds the artifact's lock, so none begins."""
+        for name in self._part_names(stage, fingerprint):
+            with self.lock(stage, name):
+                pass
+
+    def has_parts(self, stage: str, fingerprint: str) -> bool:
+        """Whether a process makes a share of the artifact now."""
+        return any(self.is_held(stage, name) for name in self._part_names(stage, fingerprint))
+
+    def _part_names(self, stage: str, fingerprint: str) -> list[str]:
+        """What the locks of shares are called, whether anybody holds them or not."""
+        found = sorted((self.root / "locks").glob(f"{stage}-{_part_name(fingerprint, '*')}.lock"))
+        return [path.name.removeprefix(f"{stage}-").removesuffix(".lock") for path in found]
+
+    def is_held(self, stage: str, fingerprint: str) -> bool:
+        """Whether a process holds this lock now."""
+        try:
+            stream = self._lock_path(stage, fingerprint).open("r+")
+        except FileNotFoundError:
+            return False
+        with stream:
+            return not _try(stream)
+
+    @contextlib.contextmanager
     def lock(self, stage: str, fingerprint: str) -> Iterator[None]:
         """Held by the one process that may write this artifact.
 
         The kernel's lock on the file ends with its process, also after kill -9. Where the file system does not carry it between
         hosts, the owner's record and its heartbeat do: a record of another host that is fresher than DEAD_AFTER_S is respected.
         """
-        path = self.root / "locks" / f"{stage}-{fingerprint}.lock"
+        path = self._lock_path(stage, fingerprint)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+") as stream:
             said = False
-            while True:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    owner = _owner(stream)
-                    if owner is None or owner["host"] == socket.gethostname() or time.time() - owner["seen"] > DEAD_AFTER_S:
-                        break
-                    fcntl.flock(stream, fcntl.LOCK_UN)
-                except BlockingIOError:
-                    owner = _owner(stream)
+            while not _try(stream):
                 if not said:
+                    owner = _owner(stream)
                     who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
                     log.info("%s %s is being built by %s; waiting", stage, fingerprint, who)
                     said = True
@@ -280,6 +316,9 @@ class Store:
                 stream.truncate()
                 stream.flush()
                 fcntl.flock(stream, fcntl.LOCK_UN)
+
+    def _lock_path(self, stage: str, fingerprint: str) -> Path:
+        return self.root / "locks" / f"{stage}-{fingerprint}.lock"
 
 
 @contextlib.contextmanager
@@ -340,9 +379,10 @@ def _commit(checkout: Path) -> str | None:
 
 def machine() -> dict[str, Any]:
     """What a number measured here depends on."""
+    system = os.uname()
     return {
         "host": socket.gethostname(),
-        "platform": platform.platform(),
+        "platform": f"{system.sysname} {system.release} {system.machine}",
         "python": sys.version.split()[0],
         "cpus": os.cpu_count(),
     }
@@ -359,6 +399,24 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _part_name(fingerprint: str, share: str) -> str:
+    """What a share is called where locks are named by fingerprints."""
+    return f"{fingerprint}.part-{share}"
+
+
+def _try(stream: Any) -> bool:
+    """Takes the lock of an open lock file, unless a living process has it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    owner = _owner(stream)
+    if owner is None or owner["host"] == socket.gethostname() or time.time() - owner["seen"] > DEAD_AFTER_S:
+        return True
+    fcntl.flock(stream, fcntl.LOCK_UN)
+    return False
 
 
 def _owner(stream: Any) -> dict[str, Any] | None:

@@ -167,7 +167,7 @@ def collect_garbage(store: Store, *, delete: bool, forget: Sequence[str]) -> str
     for path in sorted((root / "index").glob("*.json")):
         if path.stem not in forget:
             wanted |= reachable(read_index(path))
-    lines, freed = [], 0
+    lines, freed, written = [], 0, 0
     for stage in _folders(root):
         if stage.name in _NO_STAGES:
             continue
@@ -175,17 +175,25 @@ def collect_garbage(store: Store, *, delete: bool, forget: Sequence[str]) -> str
             if (stage.name, folder.name) in wanted:
                 continue
             fingerprint = folder.name.removeprefix(".partial-")
+            if store.is_held(stage.name, fingerprint) or store.has_parts(stage.name, fingerprint):
+                written += 1
+                continue
             size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
             what = "interrupted" if folder.name.startswith(".") else "unreached"
             if delete:
                 with store.lock(stage.name, fingerprint):
+                    if store.has_parts(stage.name, fingerprint) or not folder.is_dir():  # begun, or finished, since
+                        written += 1
+                        continue
                     shutil.rmtree(folder)
             freed += size
             lines.append(f"{'deleted' if delete else what}  {size:>14,} bytes  {folder}")
     if delete:
         for name in forget:
             (root / "index" / f"{name}.json").unlink(missing_ok=True)
-    lines.append(f"{len(lines)} folders, {freed:,} bytes{'' if delete else '; delete them with --delete'}")
+    if written:
+        lines.append(f"{written} folders are being written by other processes and were left alone")
+    lines.append(f"{len(lines) - bool(written)} folders, {freed:,} bytes{'' if delete else '; delete them with --delete'}")
     return "\n".join(lines)
 
 

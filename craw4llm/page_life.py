@@ -33,7 +33,7 @@ def page_life(url: str, artifacts: Iterable[Artifact]) -> str:
             continue
         held = ", held out: never crawled or selected" if bool(corpus.heldout_mask[page]) else ""
         named = [*(corpus.document_ids([page]) if corpus.has_document_ids else []), corpus.url(page)]
-        lines += [" ".join(named), f"corpus {artifact.fingerprint}: page {page}, {int(corpus.n_bytes[page]):,} bytes of text{held}"]
+        lines += [" ".join(named), f"corpus {artifact.fingerprint}: page {page}, {int(corpus.text_bytes([page])[0]):,} bytes of text{held}"]
         lines += page_lines(corpus, page)
         for stage, tell in _TELL.items():
             for other in all_artifacts:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus import parts
+from craw4llm.corpus.merge import FOLDER as MERGE
 from craw4llm.corpus.merge import MAX_BUCKET_BYTES, Merged, merge
 from craw4llm.corpus.records import REASONS, Source
 from craw4llm.errors import InputError, StageError
@@ -45,7 +46,7 @@ class Built:
 def build(source: Source, out: Path, config: CorpusConfig, execution: Execution) -> Built:
     """Writes the corpus of `source` into the folder `out`. Raises InputError where too few records are pages."""
     for path in out.iterdir():  # of an attempt that was interrupted while it merged
-        if path.name != FOLDER:
+        if path.name not in (FOLDER, MERGE):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     tasks = _plan(source, out, config, execution)
     done = _prepare(tasks, source, execution)
@@ -80,6 +81,8 @@ def build_part(source: Source, out: Path, config: CorpusConfig, execution: Execu
 
 
 def _plan(source: Source, out: Path, config: CorpusConfig, execution: Execution) -> list[parts.Task]:
+    if source.list_ahead is not None:
+        source.list_ahead(execution.workers)
     return parts.plan_parts(source, out / FOLDER, config, _run_bytes(execution))
 
 

@@ -26,9 +26,16 @@ def read_bvgraph(base: Path) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     if nodes >= 2**32:
         raise InputError(f"corpus: {base} has {nodes:,} nodes; page ids go up to {2**32 - 1:,}")
     data = np.fromfile(f"{base}.graph", dtype=np.uint8)
+    if nodes > 8 * len(data):
+        raise InputError(
+            f"corpus: {base}.properties says nodes={nodes:,}, but {base}.graph has {len(data):,} bytes; every node takes a bit"
+        )
     # Eight bytes of ones behind the end: a code that runs over it ends there, and the count of arcs shows it.
     data = np.concatenate([data, np.full(8, 255, dtype=np.uint8)])
-    offsets, targets = np.zeros(nodes + 1, dtype=np.int64), np.empty(arcs, dtype=np.uint32)
+    try:
+        offsets, targets = np.zeros(nodes + 1, dtype=np.int64), np.empty(arcs, dtype=np.uint32)
+    except (MemoryError, ValueError) as error:
+        raise InputError(f"corpus: {base}.properties says arcs={arcs:,}; the graph is decoded in memory, and so many do not fit") from error
     window, shortest, zeta = (int(properties[name]) for name in ("windowsize", "minintervallength", "zetak"))
     read = _decode(data, 8 * (len(data) - 8), window, shortest, zeta, offsets, targets)
     if read != nodes or int(offsets[-1]) != arcs:

@@ -7,14 +7,15 @@
    unfinished artifact: a build that was killed goes on with the files that are missing.
 3. Slots whose record was rejected are known now. Pages are the other slots, in their order; links become page ids, file by file.
 
-Memory: parts of a few files, and for the whole collection the rejected slots (8 bytes each), the dead links (8 bytes each) and
-the names of the hosts. The same bytes for any number of workers.
+Memory: parts of a few files, and for the whole collection the rejected slots (8 bytes each), the dead links (8 bytes each), the names of
+the hosts (their bytes and 20 more each, never as Python's objects), and links' in-degrees as a mapped file. The same bytes for any number
+of workers.
 """
 
 import json
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Result
@@ -42,11 +44,12 @@ from craw4llm.corpus.clueweb22_parts import (
     part_path,
     read_part,
 )
-from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, RecordFiles, read_offsets, unpack
+from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, RecordFiles, load_offsets, unpack
 from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS, NO_ID_LONG, NO_ID_SHORT, NULL_ID
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
-from craw4llm.corpus.npy import NpyWriter, distinct
+from craw4llm.corpus.names import STEP, Names, ascending, first_seen
+from craw4llm.corpus.npy import NpyWriter, distinct, reserve
 from craw4llm.corpus.reader import CLUEWEB22
 from craw4llm.corpus.urls import domain_of
 from craw4llm.crawl.hashing import hash_ids
@@ -55,7 +58,7 @@ from craw4llm.execution import Execution
 from craw4llm.externals import locate
 from craw4llm.processes import worker_pool
 
-PARTS = "parts"
+PARTS = "parts-2"  # with the number of their form: those of an older one are made again
 FORMAT = 1
 MAX_TARGETS = 2**32 - 1  # ids of pages and dead links are uint32
 HELDOUT_SEED = 22  # of the draw of held-out pages, by their document keys
@@ -77,6 +80,9 @@ NOT_FOR_CLUEWEB22 = ("html", "columns", "url_rules", "duplicates", "nofollow", "
 
 def build(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Execution) -> Result:
     """Writes the corpus of `source` into `out`. InputError for a folder that is not what it is taken for."""
+    for path in out.iterdir():  # of an attempt that was interrupted while it merged, or of an older form
+        if path.name != PARTS:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     work, opened, seen = _plan(source, out, config)
     root, files = work.root, work.files
     about: dict[str, Any] = {
@@ -163,7 +169,7 @@ def _open(root: Path, files: list[DataFile]) -> _Opened:
     for file in files:
         path = file.path(root, "txt", ".offset")
         try:
-            offsets, loose = read_offsets(path.read_bytes(), path)
+            offsets, loose = load_offsets(path)
         except OSError as error:
             raise InputError(f"corpus: {path} cannot be read ({error.strerror}); every data file has an .offset file beside it") from error
         if len(offsets) - 1 > RECORDS_PER_FILE:
@@ -174,7 +180,7 @@ def _open(root: Path, files: list[DataFile]) -> _Opened:
         for kind in ("outlink", "inlink"):
             other = file.path(root, kind, ".offset")
             if other.exists():
-                loose |= read_offsets(other.read_bytes(), other)[1]
+                loose |= load_offsets(other)[1]
         if loose:
             opened.loose.append(file.name)
     return opened
@@ -191,7 +197,7 @@ def _first_look(root: Path, files: list[DataFile], slots: Slots) -> NDArray[np.i
     for index in sorted({round(k * (len(files) - 1) / (LOOK_FILES - 1)) for k in range(LOOK_FILES)}):
         seen = 0
         for first, batch in link_batches(work, files[index], "outlink", 20 * BATCH_RECORDS, dict.fromkeys(FAULTS, 0)):
-            some = [record for record in batch if record.strip()][: LOOK_RECORDS - seen]
+            some = [record for record in batch if record and not record.isspace()][: LOOK_RECORDS - seen]
             if some:
                 facts += own_links(files[index].number * RECORDS_PER_FILE + first, batch, dict.fromkeys(FAULTS, 0))[2]
                 seen += len(some)
@@ -253,7 +259,7 @@ def _in_place(work: Work, opened: _Opened, out: Path) -> dict[str, tuple[int | f
     for file, base, short in zip(work.files, work.slots.base.tolist(), opened.short, strict=False):
         if len(short):
             packed = zip(short.tolist(), texts.read(file, "txt", short), strict=True)
-            blank = [row for row, one in packed if not one or not (unpack(one) or b"{").strip()]
+            blank = [row for row, one in packed if not one or _is_blank(unpack(one, 1 << 20))]
             without.append(base + np.array(blank, dtype=np.int64))
     pages = np.concatenate([np.empty(0, dtype=np.int64), *without])
     np.save(out / "without_record.npy", pages.astype(np.uint32))
@@ -308,7 +314,7 @@ class _Merge:
         np.save(self.out / "absent.npy", self.absent.astype(np.uint32))
         np.save(self.out / "dead_keys.npy", self.dead)
         self._write_rejects()
-        pq.write_table(pa.table({"host": pa.array(names, pa.string())}), self.out / "hosts.parquet", compression="zstd")
+        _write_hosts(names, self.out / "hosts.parquet")
         links, dead_uses, outside = counts.pop("_links"), counts.pop("_dead"), counts.pop("_outside")
         entries = int(self.facts[ENTRIES])
         with_id = int(self.facts[ID_FIRST] + self.facts[ID_SIXTH])
@@ -322,7 +328,7 @@ class _Merge:
             "pages": (self.n_pages, "pages"),
             "heldout_pages": (counts["heldout"], "pages"),
             "hosts": (len(names), "hosts"),
-            "domains": (len({domain_of(name) for name in names}), "domains"),
+            "domains": (_count_domains(names), "domains"),
             "links": (links, "links"),
             "dead_links": (len(self.dead), "ids"),
             "dead_link_uses": (dead_uses, "links"),
@@ -337,24 +343,35 @@ class _Merge:
             "pages_without_record": (counts["without_record"], "pages"),
         }
 
-    def _absent_and_hosts(self) -> list[str]:
+    def _absent_and_hosts(self) -> Names:
         """Slots that hold no page; the names of all hosts, ascending. Sums what the parts say."""
         absent: list[NDArray[np.int64]] = []
         reasons = list(REASONS)
-        names: set[str] = set()
-        for index in range(len(self.work.files)):
-            part = load_part(self.work, index, "state", "host", "hosts", "facts", "faults")
-            absent.append(self.slots.base[index] + np.flatnonzero(part["state"] >= REJECTED))
-            self.facts += part["facts"]
-            self.faults += part["faults"]
-            names.update(_names(part["hosts"]))
-            if (part["host"][part["state"] < REJECTED] < 0).any():
-                names.add("")  # the host of pages without a usable URL
-            for code, count in zip(*np.unique(part["state"][part["state"] >= REJECTED], return_counts=True), strict=True):
-                reason = reasons[int(code) - REJECTED]
-                self.rejects[reason] = self.rejects.get(reason, 0) + int(count)
+        nameless = False
+
+        def hosts() -> Iterator[pa.Array]:
+            nonlocal nameless
+            for index in range(len(self.work.files)):
+                part = self._take_in(index, absent, reasons)
+                yield _names(part["hosts"])
+                nameless |= bool((part["host"][part["state"] < REJECTED] < 0).any())
+            if nameless:
+                yield pa.array([""])  # the host of pages without a usable URL
+
+        names = Names(ascending(first_seen(hosts())))
         self.absent = np.concatenate(absent)
-        return sorted(names)
+        return names
+
+    def _take_in(self, index: int, absent: list[NDArray[np.int64]], reasons: list[str]) -> Part:
+        """Adds a part's sums, rejects and absent slots to those of the whole."""
+        part = load_part(self.work, index, "state", "host", "hosts", "facts", "faults")
+        absent.append(self.slots.base[index] + np.flatnonzero(part["state"] >= REJECTED))
+        self.facts += part["facts"]
+        self.faults += part["faults"]
+        for code, count in zip(*np.unique(part["state"][part["state"] >= REJECTED], return_counts=True), strict=True):
+            reason = reasons[int(code) - REJECTED]
+            self.rejects[reason] = self.rejects.get(reason, 0) + int(count)
+        return part
 
     def _dead_keys(self) -> NDArray[np.int64]:
         """int64, ascending: keys of the linked ids of the collection that are no pages."""
@@ -373,18 +390,24 @@ class _Merge:
         at = np.minimum(np.searchsorted(self.absent, slots), len(self.absent) - 1)
         return self.absent[at] == slots
 
-    def _pages_and_links(self, names: list[str]) -> dict[str, int]:
+    def _pages_and_links(self, names: Names) -> dict[str, int]:
         types = {"n_chars": "<u4", "n_bytes": "<u4", "host_ids": "<i4", "links_offsets": "<u8", "links_targets": "<u4"}
         columns = {name: NpyWriter(self.out / f"{name}.npy", dtype) for name, dtype in types.items()}
         column = columns["links_offsets"]
         column.append(np.zeros(1, dtype=np.uint64))
         indegree = np.lib.format.open_memmap(self.out / "indegree.npy", mode="w+", dtype=np.uint32, shape=(self.n_targets,))
+        with (self.out / "indegree.npy").open("r+b") as stream:
+            reserve(stream, stream.seek(0, 2))
         anchors = np.zeros(self.n_pages if self.source.indegree == "inlink" else 0, dtype=np.uint32)
         heldout, without = [], []
-        place = {name: k for k, name in enumerate(names)}
+        nameless = names.ids(pa.array([""]))
         url_map = self._url_map() if self.work.by_urls else None
         by_host = self.config.heldout_fraction > 0 and self.config.heldout_by == "host"
-        held_hosts = np.array([by_host and is_heldout(name, self.config.heldout_fraction) for name in names], dtype=np.bool_)
+        held_hosts = np.fromiter(
+            (is_heldout(name, self.config.heldout_fraction) for name in (names if by_host else ())),
+            dtype=np.bool_,
+            count=len(names) * by_host,
+        )
         total = {"text_bytes": 0, "empty": 0, "_links": 0, "_dead": 0, "_outside": 0}
         self._resolved = 0
         end = 0
@@ -394,7 +417,7 @@ class _Merge:
             page = np.cumsum(is_page) - 1 + (int(self.slots.base[index]) - int(np.searchsorted(self.absent, self.slots.base[index])))
             columns["n_chars"].append(part["n_chars"][is_page])
             columns["n_bytes"].append(part["n_bytes"][is_page])
-            of_file = np.array([*(place[name] for name in _names(part["hosts"])), place.get("", -1)], dtype=np.int32)
+            of_file = np.concatenate([names.ids(_names(part["hosts"])), nameless])
             columns["host_ids"].append(of_file[part["host"][is_page]])
             total["text_bytes"] += int(part["n_bytes"].sum(dtype=np.int64))
             total["empty"] += int(np.count_nonzero(is_page & (part["n_bytes"] == 0)))
@@ -499,8 +522,30 @@ class _Merge:
         pq.write_table(table, self.out / "rejects.parquet", compression="zstd", row_group_size=_ROW_GROUP)
 
 
-def _names(joined: NDArray[np.uint8]) -> list[str]:
-    return joined.tobytes().decode().split("\n") if len(joined) else []
+def _is_blank(unpacked: bytes | str) -> bool:
+    """Whether an unpacked record is an empty line; one that is damaged or large is none."""
+    return isinstance(unpacked, bytes) and not unpacked.strip()
+
+
+def _names(joined: NDArray[np.uint8]) -> pa.Array:
+    return pa.array(joined.tobytes().decode().split("\n") if len(joined) else [], pa.string())
+
+
+def _write_hosts(names: Names, path: Path) -> None:
+    schema = pa.schema({"host": pa.string()})
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for start in range(0, max(1, len(names)), STEP):
+            writer.write_table(pa.table({"host": names.array.slice(start, STEP).cast(pa.string())}, schema=schema))
+
+
+def _count_domains(names: Names) -> int:
+    """How many registered domains there are, by 128-bit hashes of their names."""
+    found = np.empty(0, dtype="V16")
+    for start in range(0, len(names), STEP):
+        some = {domain_of(name) for name in names.array.slice(start, STEP).to_pylist()}
+        hashes = np.frombuffer(b"".join(xxhash.xxh3_128_digest(name) for name in some), dtype="V16")
+        found = np.unique(np.concatenate([found, hashes]))
+    return len(found)
 
 
 def _forms(facts: NDArray[np.int64]) -> str:

@@ -13,6 +13,7 @@ with its name; a record that cannot be read does too.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -34,12 +35,15 @@ from craw4llm.corpus.clueweb22_files import (
     format_id,
     parse_id,
 )
-from craw4llm.corpus.clueweb22_records import RecordFiles, unpack
+from craw4llm.corpus.clueweb22_records import DAMAGED, MAX_UNPACKED_BYTES, RecordFiles, unpack
 from craw4llm.corpus.clueweb22_slots import Slots, format_ids
+from craw4llm.corpus.json_bounds import too_rich
+from craw4llm.corpus.names import STEP, Names, first_seen
 from craw4llm.corpus.reader import CLUEWEB22, Corpus
 from craw4llm.errors import ConfigError, InputError
 
 FOLDER = "CRAW4LLM_CLUEWEB22"
+_READ_AT_ONCE = 4096  # texts that are held while their lengths are counted
 
 
 class ClueWeb22Corpus(Corpus):
@@ -51,6 +55,7 @@ class ClueWeb22Corpus(Corpus):
         super().__init__(artifact)
         about = json.loads(artifact.file(CLUEWEB22).read_text())
         self.in_place = about["links"] == "in_place"
+        self.has_indegree = not self.in_place
         self._max_chars = int(about["max_text_chars"])
         self._files = [DataFile(name, folder, number) for name, folder, number, *_ in about["files"]]
         base = np.zeros(len(self._files) + 1, dtype=np.int64)
@@ -180,15 +185,42 @@ class ClueWeb22Corpus(Corpus):
         return _Names(self.n_targets - self.n_pages, lambda rows: self.document_ids(np.asarray(rows) + self.n_pages))
 
     @cached_property
-    def hosts(self) -> list[str]:
+    def hosts(self) -> Names:
         """Names of the hosts; none where the texts were not read."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        return [] if self.in_place else pq.read_table(self.artifact.file("hosts.parquet")).column("host").to_pylist()
+        if self.in_place:
+            return Names(pa.array([], pa.string()))
+        return Names(pq.read_table(self.artifact.file("hosts.parquet")).column("host").cast(pa.large_string()).combine_chunks())
 
-    @cached_property
-    def n_hosts(self) -> int:
-        return int(self.artifact.count("hosts") or 0)
+    def host_pages(self, pages: ArrayLike) -> dict[str, int]:
+        """As in Corpus; where the texts were not read beforehand, by the URLs in the records of these pages."""
+        if not self.in_place:
+            return super().host_pages(pages)
+        from craw4llm.corpus.urls import host_of
+
+        found = Counter(host_of(url) if "//" in url else "" for url in self._urls_of(pages))
+        return dict(sorted(found.items()))
+
+    @property
+    def has_text(self) -> NDArray[np.bool_]:
+        if not self.in_place:
+            return super().has_text
+        found = np.ones(self.n_pages, dtype=np.bool_)
+        found[self._without_record] = False
+        return found
+
+    def text_bytes(self, pages: ArrayLike) -> NDArray[np.uint32]:
+        """As in Corpus; where the texts were not read beforehand, they are read here."""
+        if not self.in_place:
+            return super().text_bytes(pages)
+        ids = np.asarray(pages, dtype=np.int64)
+        found = np.empty(len(ids), dtype=np.uint32)
+        for start in range(0, len(ids), _READ_AT_ONCE):
+            some = self.texts(ids[start : start + _READ_AT_ONCE])
+            found[start : start + len(some)] = [len(text.encode()) for text in some]
+        return found
 
     @cached_property
     def host_ids(self) -> NDArray[np.int32]:
@@ -212,7 +244,7 @@ class ClueWeb22Corpus(Corpus):
         return np.zeros(self.n_pages, dtype=np.uint16)
 
     @property
-    def domains(self) -> list[str]:  # type: ignore[override]
+    def domains(self) -> Names:  # type: ignore[override]
         return self._host_domains[0]
 
     @property
@@ -220,13 +252,22 @@ class ClueWeb22Corpus(Corpus):
         return self._host_domains[1][self.host_ids]
 
     @cached_property
-    def _host_domains(self) -> tuple[list[str], NDArray[np.int32]]:
+    def _host_domains(self) -> tuple[Names, NDArray[np.int32]]:
         """(registered domains, the domain of each host)."""
+        import pyarrow as pa
+
         from craw4llm.corpus.urls import domain_of
 
-        known: dict[str, int] = {}
-        ids = [known.setdefault(domain_of(host), len(known)) for host in self.hosts]
-        return list(known), np.array(ids, dtype=np.int32)
+        hosts = self.hosts.array
+        of_hosts = pa.chunked_array(
+            [
+                pa.array([domain_of(host) for host in hosts.slice(start, STEP).to_pylist()], pa.large_string())
+                for start in range(0, len(hosts), STEP)
+            ],
+            pa.large_string(),
+        )
+        domains = Names(first_seen(of_hosts.chunks))
+        return domains, domains.ids(of_hosts.combine_chunks())
 
     def languages(self) -> dict[str, int]:
         """Pages of each language, by their document ids."""
@@ -318,8 +359,11 @@ class ClueWeb22Corpus(Corpus):
         with ThreadPoolExecutor(2) as pool:  # unpacking and scanning let go of the interpreter
             yield from pool.map(scan, parts)
 
-    def _read(self, kind: str, pages: ArrayLike) -> Iterator[tuple[int, int, bytes]]:
-        """(place in `pages`, document key, unpacked record; b"" where there is none), by file. InputError for a damaged record."""
+    def _read(self, kind: str, pages: ArrayLike, *, unusable_is_none: bool = False) -> Iterator[tuple[int, int, bytes]]:
+        """(place in `pages`, document key, unpacked record; b"" where there is none), by file.
+
+        InputError for a record that is damaged or larger than one may be; with `unusable_is_none` it counts as none.
+        """
         keys = self._keys(np.asarray(pages, dtype=np.int64))
         order = np.argsort(keys, kind="stable")
         numbers, records = np.divmod(keys[order], RECORDS_PER_FILE)
@@ -331,10 +375,13 @@ class ClueWeb22Corpus(Corpus):
             file = self._files[int(at[chosen[0]])]
             packed = self._records.read(file, kind, records[chosen])
             for place, key, one in zip(order[chosen].tolist(), keys[order[chosen]].tolist(), packed, strict=True):
-                data = unpack(one) if one else b""
-                if data is None:
+                data = unpack(one, MAX_UNPACKED_BYTES[kind]) if one else b""
+                if isinstance(data, str) and unusable_is_none:
+                    data = b""
+                if isinstance(data, str):
                     raise InputError(
-                        f"{file.path(self._records.root, kind)}: the record of {format_id(key)} is damaged or cut off; "
+                        f"{file.path(self._records.root, kind)}: the record of {format_id(key)} is "
+                        f"{'damaged or cut off' if data == DAMAGED else 'larger than a record may be'}; "
                         "put back the file that the corpus was built from"
                         + (", or build it with links='compiled', which leaves such documents out" if self.in_place else "")
                     )
@@ -342,7 +389,7 @@ class ClueWeb22Corpus(Corpus):
 
     def _checked(self, data: bytes, key: int) -> dict[str, Any]:
         try:
-            record = orjson.loads(data)
+            record = {} if too_rich(data) else orjson.loads(data)
             if parse_id(record["ClueWeb22-ID"]) == key and isinstance(record["Clean-Text"], str | None):
                 return record  # type: ignore[no-any-return]
         except (ValueError, KeyError, TypeError):
@@ -362,8 +409,9 @@ class ClueWeb22Corpus(Corpus):
         for place, key, data in self._read("txt", ids):
             given = None if not data or data.isspace() else self._checked(data, key).get("URL")
             urls[place] = given.strip() if isinstance(given, str) else ""
-        for place, key, data in self._read("outlink", ids):
-            if data.strip():
+        # A link record that the build could not use (it counted it) names no URL either.
+        for place, key, data in self._read("outlink", ids, unusable_is_none=not self.in_place):
+            if data and not data.isspace() and not too_rich(data):
                 try:
                     record = orjson.loads(data)
                     if parse_id(record["ClueWeb22-ID"]) == key:

@@ -29,16 +29,27 @@ import xxhash
 from numpy.typing import NDArray
 
 from craw4llm.corpus.clueweb22_files import RECORDS_PER_FILE, DataFile, parse_id
-from craw4llm.corpus.clueweb22_records import MISSING, REASONS, parse_text, read_offsets, unpack
+from craw4llm.corpus.clueweb22_records import (
+    MAX_PACKED_BYTES,
+    MAX_UNPACKED_BYTES,
+    MISSING,
+    REASONS,
+    TOO_LARGE,
+    load_offsets,
+    parse_text,
+    unpack,
+)
 from craw4llm.corpus.clueweb22_scan import BROKEN, N_FACTS, NO_ID_LONG, NO_ID_SHORT, OK, STATE, scan_links
 from craw4llm.corpus.clueweb22_slots import FOREIGN, OUT, Slots
+from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.urls import canonical_url, host_of
 from craw4llm.execution import process_name
 
 PAGE, NO_RECORD, REJECTED = 0, 1, 2
 NO_HASH = np.uint64(0)
-BATCH_RECORDS = 512
+BATCH_RECORDS, BATCH_BYTES = 512, 32 << 20
+CUT_OFF = "cut_off"  # a record that reaches over its file's end
 
 FAULTS = (
     "url_line_ends",  # txt URLs that end with a line end
@@ -47,6 +58,7 @@ FAULTS = (
     "misplaced_link_records",  # another document's id stands in them
     "foreign_link_ids",  # links that leave the collection by their id
     "cut_texts",
+    "too_large_link_records",
 )
 
 Part = dict[str, NDArray]
@@ -90,20 +102,35 @@ def load_part(work: Work, index: int, *names: str) -> Part:
         return {name: stored[name] for name in (names or stored.files)}
 
 
-def packed_records(work: Work, file: DataFile, kind: str) -> Iterator[bytes | None]:
-    """The records of a file as they are packed: b"" for one of no bytes, None for one that is cut off. Nothing where there is no file."""
+def packed_records(work: Work, file: DataFile, kind: str) -> Iterator[bytes | str]:
+    """The records of a file as they are packed: b"" for one of no bytes, else CUT_OFF or TOO_LARGE. Nothing where there is no file."""
     path = file.path(work.root, kind)
     if not path.exists():
         return
-    offsets, _ = read_offsets(file.path(work.root, kind, ".offset").read_bytes(), path)
+    offsets, _ = load_offsets(file.path(work.root, kind, ".offset"), path)
     size = path.stat().st_size
     with path.open("rb") as stream:
         for first in range(0, len(offsets) - 1, BATCH_RECORDS):
-            bounds = offsets[first : first + BATCH_RECORDS + 1].tolist()
-            stream.seek(bounds[0])
-            data = memoryview(stream.read(bounds[-1] - bounds[0]))
-            for begin, end in itertools.pairwise(bounds):
-                yield None if end > size else bytes(data[begin - bounds[0] : end - bounds[0]])
+            bounds = offsets[first : first + BATCH_RECORDS + 1]
+            if bounds[-1] - bounds[0] <= BATCH_BYTES:
+                stream.seek(bounds[0])
+                data = memoryview(stream.read(int(bounds[-1] - bounds[0])))
+                for begin, end in itertools.pairwise((bounds - bounds[0]).tolist()):
+                    yield CUT_OFF if end + bounds[0] > size else bytes(data[begin:end])
+                continue
+            for begin, end in itertools.pairwise(bounds.tolist()):  # large records, or offsets that are no records'
+                if end > size:
+                    yield CUT_OFF
+                elif end - begin > MAX_PACKED_BYTES:
+                    yield TOO_LARGE
+                else:
+                    stream.seek(begin)
+                    yield stream.read(end - begin)
+
+
+def unpacked(packed: bytes | str, kind: str) -> bytes | str:
+    """A record of `packed_records`, unpacked; else the reason why there is none. b"" for one of no bytes."""
+    return packed if not packed or isinstance(packed, str) else unpack(packed, MAX_UNPACKED_BYTES[kind])
 
 
 def _read(work: Work, index: int) -> Part:
@@ -134,11 +161,9 @@ def _texts(work: Work, file: DataFile, records: int, faults: dict[str, int]) -> 
     prefix = f"clueweb22-{file.name}-"
     for row, packed in enumerate(packed_records(work, file, "txt")):
         if not packed:
-            if packed is None:
-                state[row] = reasons["cut_off"]
             continue
-        data = unpack(packed)
-        found = parse_text(data, f"{prefix}{row:05d}", limit + 1) if data is not None else "damaged"
+        data = unpacked(packed, "txt")
+        found = data if isinstance(data, str) else parse_text(data, f"{prefix}{row:05d}", limit + 1)
         if isinstance(found, str):
             if found != MISSING:
                 state[row] = reasons[found]
@@ -170,18 +195,22 @@ def _texts(work: Work, file: DataFile, records: int, faults: dict[str, int]) -> 
 def link_batches(work: Work, file: DataFile, kind: str, records: int, faults: dict[str, int]) -> Iterator[tuple[int, list[bytes]]]:
     """(first row, unpacked link records) of a file; b"" for those that are empty or damaged (counted)."""
     batch: list[bytes] = []
-    row = 0
+    row = held = 0
     for packed in packed_records(work, file, kind):
         if row >= records:
             break
-        data = unpack(packed) if packed else b"" if packed is not None else None
-        if data is None:
-            faults["damaged_link_records"] += 1
-        batch.append(data or b"")
-        row += 1
-        if len(batch) == BATCH_RECORDS:
+        data = unpacked(packed, kind)
+        if isinstance(data, str):
+            faults["too_large_link_records" if data == TOO_LARGE else "damaged_link_records"] += 1
+            data = b""
+        if batch and len(data) > BATCH_BYTES // 8:  # alone: a batch is laid end to end
             yield row - len(batch), batch
-            batch = []
+            batch, held = [], 0
+        batch.append(data)
+        row, held = row + 1, held + len(data)
+        if len(batch) == BATCH_RECORDS or held > BATCH_BYTES // 8:
+            yield row - len(batch), batch
+            batch, held = [], 0
     if batch:
         yield row - len(batch), batch
 
@@ -237,7 +266,10 @@ def _links_by_urls(work: Work, file: DataFile, part: Part, urls: list[str | None
     hash_of = _memo(known)
     for first, batch in link_batches(work, file, "outlink", records, faults):
         for row, data in enumerate(batch, first):
-            if not data.strip():
+            if not data or data.isspace():
+                continue
+            if too_rich(data):
+                faults["too_large_link_records"] += 1
                 continue
             try:
                 record = orjson.loads(data)

@@ -2,10 +2,11 @@
 
     files = RecordFiles(root)
     files.read(file, "txt", [3, 8])       the two records, packed (b"" for one that takes no bytes)
-    unpack(packed)                        -> JSON bytes; None for damaged data
+    unpack(packed, limit)                 -> JSON bytes; DAMAGED, TOO_LARGE
     parse_text(json, doc_id)              -> Text(url, text), MISSING, or a reason of REASONS
 
-Each record is a gzip member of its own. isal unpacks it in two thirds of zlib's time, with the CRC checked.
+Each record is a gzip member of its own. isal unpacks it in two thirds of zlib's time, with the CRC checked. Of what a member unpacks to no
+more is held than a record may have, and of what an .offset file says of its length no more is read.
 """
 
 import json
@@ -20,10 +21,13 @@ import orjson
 from isal import isal_zlib
 from numpy.typing import ArrayLike, NDArray
 
-from craw4llm.corpus.clueweb22_files import ROW_BYTES, DataFile
+from craw4llm.corpus.clueweb22_files import RECORDS_PER_FILE, ROW_BYTES, DataFile
+from craw4llm.corpus.fields import MAX_RECORD_BYTES
+from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.errors import InputError
 
 MISSING = "missing"
+DAMAGED, TOO_LARGE = "damaged", "too_large"  # what a member is that is not unpacked
 # Why a record is no page.
 REASONS = {
     "cut_off": "the file ends within the record",
@@ -32,7 +36,11 @@ REASONS = {
     "wrong_id": "another document's id stands in the record, or none",
     "text_not_string": "the text is neither a string nor null",
     "invalid_unicode": "the record is no valid Unicode (broken UTF-8, a lone surrogate)",
+    "too_large": "the record, unpacked, is larger than a page may be",
 }
+# By kind: links are scanned as bytes, texts become Python's objects.
+MAX_UNPACKED_BYTES = {"txt": MAX_RECORD_BYTES, "outlink": 32 << 20, "inlink": 32 << 20}
+MAX_PACKED_BYTES = 32 << 20
 BLANK_BYTES = 40  # the gzip member of an empty line takes 21 bytes; a longer one holds a record
 OPEN_FILES = 128  # of each thread
 _GZIP = 31
@@ -45,6 +53,14 @@ class Text:
     url: str | None
     text: str
     line_end: bool
+
+
+def load_offsets(path: Path, named: Path | None = None) -> tuple[NDArray[np.int64], bool]:
+    """`read_offsets` of a file, which is not read where it is far too long to be one. Errors name `named`, where given."""
+    size = path.stat().st_size
+    if size > (RECORDS_PER_FILE + 1) * (ROW_BYTES + 1):
+        raise _bad_offsets(path, f"{size:,} bytes, more than the rows of {RECORDS_PER_FILE:,} records")
+    return read_offsets(path.read_bytes(), named or path)
 
 
 def read_offsets(data: bytes, path: Path) -> tuple[NDArray[np.int64], bool]:
@@ -68,22 +84,26 @@ def read_offsets(data: bytes, path: Path) -> tuple[NDArray[np.int64], bool]:
     return offsets, loose
 
 
-def unpack(packed: bytes) -> bytes | None:
-    """The bytes of a gzip member; None where it is damaged or cut off, or something follows it."""
+def unpack(packed: bytes, limit: int) -> bytes | str:
+    """The bytes of a gzip member; DAMAGED where it is damaged or cut off or something follows it, TOO_LARGE for more than `limit` bytes."""
     unpacker = isal_zlib.decompressobj(_GZIP)
     try:
-        data = unpacker.decompress(packed)
+        data = unpacker.decompress(packed, limit + 1)
     except isal_zlib.IsalError:  # type: ignore[misc]
-        return None
-    return data if unpacker.eof and not unpacker.unused_data else None
+        return DAMAGED
+    if len(data) > limit:
+        return TOO_LARGE
+    return data if unpacker.eof and not unpacker.unused_data else DAMAGED
 
 
 def parse_text(data: bytes, doc_id: str, max_chars: int) -> Text | str:
     """A txt record; MISSING for an empty line; else the reason why it is no page. doc_id: of the document that must stand here."""
+    if too_rich(data):
+        return TOO_LARGE
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError:
-        if not data.strip():
+        if not data or data.isspace():
             return MISSING
         return _not_parsed(data)
     if type(record) is not dict:
@@ -128,7 +148,7 @@ class _Open:
                 "put the folder back, or set CRAW4LLM_CLUEWEB22 to where it is now"
             ) from error
         self.size = os.fstat(self.handle).st_size
-        self.offsets, _ = read_offsets(path.with_name(path.name.replace(".json.gz", ".offset")).read_bytes(), path)
+        self.offsets, _ = load_offsets(path.with_name(path.name.replace(".json.gz", ".offset")), path)
         if self.size != size:
             raise InputError(
                 f"corpus: {path} has {self.size:,} bytes, but the corpus was built from a file of {size:,}; "
@@ -149,7 +169,10 @@ class RecordFiles:
         self._local = threading.local()
 
     def read(self, file: DataFile, kind: str, records: ArrayLike) -> list[bytes]:
-        """The packed records of a file, in the order given; b"" for one that the file does not have."""
+        """The packed records of a file, in the order given; b"" for one that the file does not have.
+
+        Of one that is said to be longer than MAX_PACKED_BYTES no more than that is read, so that it unpacks to nothing.
+        """
         opened = self._opened(file, kind)
         if opened is None:
             return [b""] * np.size(records)
@@ -159,7 +182,10 @@ class RecordFiles:
         inside = numbers < last
         begins = np.where(inside, offsets[np.minimum(numbers, last)], 0).tolist()
         ends = np.where(inside, offsets[np.minimum(numbers + 1, last)], 0).tolist()
-        return [os.pread(handle, end - begin, begin) if end > begin else b"" for begin, end in zip(begins, ends, strict=True)]
+        return [
+            os.pread(handle, min(end - begin, MAX_PACKED_BYTES), begin) if end > begin else b""
+            for begin, end in zip(begins, ends, strict=True)
+        ]
 
     def _opened(self, file: DataFile, kind: str) -> _Open | None:
         cache: OrderedDict[tuple[str, int], _Open] | None = getattr(self._local, "cache", None)

@@ -6,9 +6,9 @@
 
 A plain file is cut into ranges of bytes, which are read anywhere; a compressed one is read from its start. The `position` of a page or
 reject is the byte, in the uncompressed file, where its line begins. A line that is no object, has broken UTF-8, is longer than
-MAX_LINE_BYTES, or is cut off by the file's end is one reject; the lines after it are read. Where a compressed file is damaged, all after
-the last gzip member whose checksum is right is one reject: it may be wrong without looking so. A file that is only cut off is read up to
-there. A line that goes on for MAX_SKIPPED_BYTES (a decompression bomb) ends its file.
+MAX_LINE_BYTES, holds too many values (craw4llm.corpus.json_bounds), or is cut off by the file's end is one reject; the lines after it are
+read. Where a compressed file is damaged, all after the last gzip member whose checksum is right is one reject: it may be wrong without
+looking so. A file that is only cut off is read up to there. A line that goes on for MAX_SKIPPED_BYTES (a decompression bomb) ends its file.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from craw4llm.configs import Column
 from craw4llm.corpus.fields import MAX_RECORD_BYTES, field_names, page_of
+from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.corpus.records import Page, ReadAgain, Reject, Skipped, Source
 from craw4llm.errors import InputError
 
@@ -80,6 +81,8 @@ class LineChunk:
                 yield self._page(position, line)
 
     def _page(self, position: int, line: bytes) -> Page | Reject:
+        if too_rich(line):
+            return Reject(self.file, position, "", "too_large")
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError:
@@ -127,7 +130,7 @@ def _fields(files: Sequence[Path]) -> list[str]:
                     break
                 looked += 1
                 try:
-                    record = None if reason else orjson.loads(line)
+                    record = None if reason or too_rich(line) else orjson.loads(line)
                 except orjson.JSONDecodeError:
                     record = _second_look(line)
                 if isinstance(record, dict):

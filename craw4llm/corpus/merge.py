@@ -10,14 +10,19 @@ contiguous slice. Three passes over the buckets, each shared out to worker proce
 2. links: the distinct link URLs of all runs are looked up among the bucket's pages; what is not there is a dead link, numbered likewise.
 3. rows: the page table, texts, links, flags and anchors of the bucket's pages, in page-id order.
 
-A last sequential pass per range of targets counts in-links. Nothing that is written depends on the number of parts, runs, buckets
+A last sequential pass per range of targets counts in-links. A merge that was killed goes on with the buckets of passes 1 and 2 that it had
+not done; pass 3, which lays the files end to end, begins again. Nothing that is written depends on the number of parts, runs, buckets
 or workers. Files: docs/artifacts.md, "corpus".
 """
 
 import dataclasses
+import functools
+import hashlib
+import json
 import mmap
 import resource
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -34,7 +39,7 @@ from numpy.typing import NDArray
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.anchors import AnchorWriter
 from craw4llm.corpus.heldout import is_heldout
-from craw4llm.corpus.npy import NpyWriter
+from craw4llm.corpus.npy import NpyWriter, reserve
 from craw4llm.corpus.parts import Part, RunFiles
 from craw4llm.corpus.prepare import REJECTS
 from craw4llm.corpus.urls import domain_of, host_of
@@ -43,6 +48,7 @@ from craw4llm.execution import Execution
 from craw4llm.processes import worker_pool
 
 FOLDER = "merge"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 MAX_PAGES = 2**32 - 1  # page ids are uint32
 ROW_GROUP_PAGES = 65_536
 MAX_BUCKET_BYTES = 1 << 30  # more memory than this a bucket does not use: an Arrow array of strings ends at 2 GiB
@@ -107,8 +113,6 @@ def merge(parts: Sequence[Part], out: Path, config: CorpusConfig, execution: Exe
     _many_files()
     runs = tuple(run for part in parts for run in part.runs)
     folder = out / FOLDER
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     splitters = _splitters(runs, min(MAX_BUCKET_BYTES, execution.memory_bytes // (4 * max(1, execution.workers))))
     job = _Job(
         runs=runs,
@@ -123,8 +127,7 @@ def merge(parts: Sequence[Part], out: Path, config: CorpusConfig, execution: Exe
     weight = sum(size for run in runs for _, size in run.samples)
     buckets = range(job.buckets)
     with _Workers(execution if weight > POOL_FROM_BYTES and job.buckets > 1 else None) as workers:
-        _mapped(folder / "kept", np.uint8, int(job.page_starts[-1]), "w+")
-        _mapped(folder / "codes", np.int64, int(job.url_starts[-1]), "w+")
+        _begin(job, splitters)
         found = list(workers.map(_sort_pages, job, buckets))
         page_base, text_base = _starts([pages for pages, _ in found]), _starts([size for _, size in found])
         n_pages = int(page_base[-1])
@@ -134,7 +137,7 @@ def merge(parts: Sequence[Part], out: Path, config: CorpusConfig, execution: Exe
         if repeats:
             list(workers.map(_mark_used, job, range(len(runs))))
         bases = _Bases(page_base, np.zeros(job.buckets + 1, dtype=np.int64), text_base)
-        dead = list(workers.map(_resolve, (job, bases), buckets))
+        dead = [number for (number,) in workers.map(_resolve, (job, bases), buckets)]
         bases = dataclasses.replace(bases, dead=_starts(dead))
         n_dead = int(bases.dead[-1])
         if n_pages + n_dead > MAX_PAGES:
@@ -142,7 +145,7 @@ def merge(parts: Sequence[Part], out: Path, config: CorpusConfig, execution: Exe
                 f"corpus: {n_pages:,} pages and {n_dead:,} dead links; targets go up to {MAX_PAGES:,}: use dangling_links='outside'"
             )
         with (out / "text.zst").open("wb") as stream:
-            stream.truncate(int(text_base[-1]))
+            reserve(stream, int(text_base[-1]))
         counts = _write(job, out, n_pages, n_dead, workers.map(_rows, (job, bases), buckets))
     _write_dead(job, out)
     _write_indegree(out, n_pages + n_dead, execution.memory_bytes)
@@ -221,6 +224,44 @@ def _first_at_least(urls: pa.Array, wanted: str, low: int) -> int:
     return low
 
 
+def _begin(job: _Job, splitters: Sequence[str]) -> None:
+    """The folder of a merge: that of a killed one with the same runs and buckets, or an empty one.
+
+    The same boot, too: what a killed process wrote, the system still writes; what a machine wrote that lost its power, nobody knows.
+    """
+    told = hashlib.sha256("\n".join([BOOT.read_text() if BOOT.exists() else str(time.time()), *splitters]).encode())
+    for run in job.runs:
+        told.update(f"{run.stem.name}|{run.pages}|{run.urls}|{run.links}|{run.samples}\n".encode())
+    name = job.folder / "merge.json"
+    if name.exists() and name.read_text() == told.hexdigest():
+        return
+    shutil.rmtree(job.folder, ignore_errors=True)
+    job.folder.mkdir()
+    for array, dtype, length in (("kept", np.uint8, job.page_starts[-1]), ("codes", np.int64, job.url_starts[-1])):
+        with (job.folder / array).open("wb") as stream:
+            reserve(stream, int(length) * np.dtype(dtype).itemsize)
+    name.write_text(told.hexdigest())
+
+
+def _once(function: Callable[[Any, int], tuple[int, ...]]) -> Callable[[Any, int], tuple[int, ...]]:
+    """A pass over a bucket that leaves its result behind when it is done, and is not done again where that is there."""
+
+    @functools.wraps(function)
+    def run(given: Any, b: int) -> tuple[int, ...]:
+        job: _Job = given[0] if isinstance(given, tuple) else given
+        name = job.path(function.__name__.strip("_"), b).with_suffix(".json")
+        if name.exists():
+            return tuple(json.loads(name.read_text()))
+        found = function(given, b)
+        temporary = name.with_suffix(".tmp")
+        temporary.write_text(json.dumps(found))
+        temporary.replace(name)
+        return found
+
+    return run
+
+
+@_once
 def _sort_pages(job: _Job, b: int) -> tuple[int, int]:
     """Pass 1. Returns (pages, bytes of their texts) of the bucket; writes which rows they are, in order, and their URLs."""
     slices = [run.table("pages").slice(*_span(job.page_bounds, r, b)) for r, run in enumerate(job.runs)]
@@ -256,7 +297,8 @@ def _mark_used(job: _Job, r: int) -> None:
     np.save(f"{job.path('used', r)}.npy", used)
 
 
-def _resolve(given: tuple[_Job, _Bases], b: int) -> int:
+@_once
+def _resolve(given: tuple[_Job, _Bases], b: int) -> tuple[int]:
     """Pass 2. Returns the number of the bucket's dead links; writes their URLs, and a code for each link URL."""
     job, bases = given
     pages = _read_arrow(job.path("urls", b)).column("url")
@@ -285,7 +327,7 @@ def _resolve(given: tuple[_Job, _Bases], b: int) -> int:
             at_run = int(job.url_starts[r] + low)
             everywhere[at_run : at_run + length] = codes[starts[r] : starts[r + 1]]
     _write_arrow(pa.table({"url": names}), job.path("dead", b))
-    return len(names)
+    return (len(names),)
 
 
 def _rows(given: tuple[_Job, _Bases], b: int) -> "_Rows":

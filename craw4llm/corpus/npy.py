@@ -5,10 +5,12 @@ with NpyWriter(path, np.uint32) as out:
     out.append(second)           # the bytes are those of np.save(path, np.concatenate([first, second]))
 """
 
+import errno
+import os
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -53,6 +55,21 @@ class NpyWriter:
         description = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(head, description)
         return head.getvalue()
+
+
+def reserve(stream: BinaryIO, n_bytes: int) -> None:
+    """Makes a file at least so long, with room for all of it on the disk, or raises OSError (ENOSPC, EFBIG).
+
+    A mapped file that only pretends to be long ends its process (SIGBUS) when the disk is full, with no word on why.
+    """
+    if not n_bytes:
+        return
+    try:
+        os.posix_fallocate(stream.fileno(), 0, n_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that promises nothing
+            raise
+        stream.truncate(max(n_bytes, os.fstat(stream.fileno()).st_size))
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:

@@ -22,6 +22,8 @@ from craw4llm.corpus.anchors import OFFSETS as ANCHOR_OFFSETS
 from craw4llm.corpus.anchors import TEXTS as ANCHOR_TEXTS
 from craw4llm.corpus.anchors import AnchorReader
 from craw4llm.corpus.gather import RowReader
+from craw4llm.corpus.names import Names
+from craw4llm.corpus.page_columns import Column, find_ascending, find_first, named, numbers, places_among, row, strings
 
 CLUEWEB22 = "clueweb22.json"  # the file that an artifact has whose texts are in a ClueWeb22 folder
 
@@ -31,6 +33,7 @@ _ZSTD = pa.Codec("zstd")
 class Corpus:
     """A corpus artifact, opened for reading. Ids below `n_pages` are pages, from there to `n_targets` dead links."""
 
+    has_indegree = True  # whether `indegree`, and so links into a page, are known
     has_document_ids = False  # whether every page and dead link has a document id, which `find` knows and `document_ids` gives
 
     def __new__(cls, artifact: Artifact) -> "Corpus":
@@ -50,79 +53,82 @@ class Corpus:
         return pq.read_table(self.artifact.file("pages.parquet"), columns=[name]).column(0)
 
     @cached_property
-    def urls(self) -> pa.Array:
+    def urls(self) -> Column:
         """string[n_pages]: canonical URLs, ascending by their UTF-8 bytes."""
-        return self.column("url").combine_chunks()
+        return self._strings("url")
 
     @cached_property
-    def dead_urls(self) -> pa.Array:
+    def dead_urls(self) -> Column:
         """string[n_targets - n_pages]: canonical URLs of the dead links, ascending."""
-        return pq.read_table(self.artifact.file("dead_links.parquet")).column("url").combine_chunks()
+        return strings(self.artifact, "dead_links.parquet", "url", self.n_targets - self.n_pages)
 
     @cached_property
-    def hosts(self) -> list[str]:
+    def hosts(self) -> Names:
         """Names of the hosts, in the order of `host_ids`."""
-        return self._host_dictionary.dictionary.to_pylist()
+        return self._named("host")[0]
 
-    @property
+    @cached_property
     def n_hosts(self) -> int:
         """Number of hosts; 0 where a corpus does not know its pages' hosts."""
-        return len(self.hosts)
+        return int(self.artifact.count("hosts") or 0)
 
     @cached_property
     def host_ids(self) -> NDArray[np.int32]:
         """int32[n_pages]: index into `hosts`."""
-        return self._host_dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+        return self._named("host")[1]
+
+    def host_pages(self, pages: ArrayLike) -> dict[str, int]:
+        """Host -> how many of some pages are on it, by name; "" for pages whose host is not known."""
+        hosts, counts = np.unique(self.host_ids[np.asarray(pages)], return_counts=True)
+        return dict(sorted(zip(self.hosts.take(hosts), counts.tolist(), strict=True)))
 
     @cached_property
-    def _host_dictionary(self) -> pa.DictionaryArray:
-        import pyarrow.compute as pc
-
-        return pc.dictionary_encode(self.column("host").combine_chunks())
-
-    @cached_property
-    def domains(self) -> list[str]:
+    def domains(self) -> Names:
         """Registered domains, in the order of `domain_ids`."""
-        return self._domain_dictionary.dictionary.to_pylist()
+        return self._named("domain")[0]
 
     @cached_property
     def domain_ids(self) -> NDArray[np.int32]:
         """int32[n_pages]: index into `domains`."""
-        return self._domain_dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+        return self._named("domain")[1]
+
+    def _named(self, column: str) -> tuple[Names, NDArray[np.int32]]:
+        """(distinct names of a column, their numbers page by page)."""
+        return named(self.artifact, column, self.n_pages)
+
+    def _numbers(self, column: str) -> NDArray[Any]:
+        return numbers(self.artifact, column, self.n_pages)
 
     @cached_property
-    def _domain_dictionary(self) -> pa.DictionaryArray:
-        import pyarrow.compute as pc
-
-        return pc.dictionary_encode(self.column("domain").combine_chunks())
-
-    @cached_property
-    def doc_ids(self) -> pa.Array:
+    def doc_ids(self) -> Column:
         """string[n_pages]: the source's own ids; null where it has none."""
-        return self.column("doc_id").combine_chunks()
+        return self._strings("doc_id")
 
     def languages_of(self, pages: ArrayLike) -> pa.Array:
         """string[len(pages)]: their languages as the source has them; null where it has none."""
         return self._languages.take(pa.array(np.asarray(pages)))
 
     @cached_property
-    def _languages(self) -> pa.Array:
-        return self.column("language").combine_chunks()
+    def _languages(self) -> Column:
+        return self._strings("language")
+
+    def _strings(self, column: str) -> Column:
+        return strings(self.artifact, "pages.parquet", column, self.n_pages)
 
     @cached_property
     def signals(self) -> NDArray[np.uint16]:
         """uint16[n_pages]: what the page's owner asks for, bits of craw4llm.corpus.records.Signal."""
-        return self.column("signals").to_numpy()
+        return self._numbers("signals")
 
     @cached_property
     def n_bytes(self) -> NDArray[np.uint32]:
         """uint32[n_pages]: UTF-8 bytes of each page's text."""
-        return self.column("n_bytes").to_numpy()
+        return self._numbers("n_bytes")
 
     @cached_property
     def n_chars(self) -> NDArray[np.uint32]:
         """uint32[n_pages]: characters of each page's text."""
-        return self.column("n_chars").to_numpy()
+        return self._numbers("n_chars")
 
     @cached_property
     def heldout(self) -> NDArray[np.uint32]:
@@ -162,10 +168,7 @@ class Corpus:
     @property
     def dead_places(self) -> NDArray[np.uint32]:
         """uint32[n_targets - n_pages], ascending: each dead link's place in the order of canonical URLs (UTF-8 bytes) of all targets."""
-        import pyarrow.compute as pc
-
-        order = pc.sort_indices(pa.chunked_array([self.urls, self.dead_urls])).to_numpy()
-        return np.flatnonzero(order >= self.n_pages).astype(np.uint32)
+        return places_among(self.dead_urls, self.urls)
 
     def names(self, pages: ArrayLike) -> list[str]:
         """What pages are called in draws by hash: their canonical URLs."""
@@ -173,8 +176,7 @@ class Corpus:
 
     def source_row(self, page: int) -> dict[str, Any]:
         """What the source says of a page: source, doc_id, language, canonical, signals, and whether its text was cut."""
-        names = ("source", "doc_id", "language", "canonical", "signals", "cut")
-        return {name: self.column(name)[page].as_py() for name in names}
+        return row(self.artifact, int(page), ("source", "doc_id", "language", "canonical", "signals", "cut"))
 
     def document_ids(self, targets: ArrayLike) -> list[str]:
         """Document ids of pages and dead links, where `has_document_ids`."""
@@ -182,8 +184,18 @@ class Corpus:
 
     def url(self, target: int) -> str:
         """Canonical URL of a page or dead link."""
-        source, row = (self.urls, target) if target < self.n_pages else (self.dead_urls, target - self.n_pages)
-        return str(source[int(row)].as_py())
+        source, k = (self.urls, target) if target < self.n_pages else (self.dead_urls, target - self.n_pages)
+        return str(source[int(k)].as_py())
+
+    @property
+    def has_text(self) -> NDArray[np.bool_]:
+        """bool[n_pages]: pages with text; where texts are not read beforehand, pages that have a record."""
+        found: NDArray[np.bool_] = np.asarray(self.n_bytes) > 0
+        return found
+
+    def text_bytes(self, pages: ArrayLike) -> NDArray[np.uint32]:
+        """uint32[len(pages)]: UTF-8 bytes of the texts of some pages."""
+        return np.asarray(self.n_bytes[np.asarray(pages)])
 
     def text(self, page: int) -> str:
         """The page's text; "" for a page without text."""
@@ -255,24 +267,14 @@ class Corpus:
 
     def find_doc_ids(self, doc_ids: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(doc_ids)]: pages that the source calls so, the first of several, -1 for ids that the corpus does not have."""
-        import pyarrow.compute as pc
-
-        found = pc.index_in(pa.array(doc_ids, type=pa.string()), value_set=self.doc_ids)
-        return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return find_first(self.doc_ids, doc_ids)
 
     def find(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(urls)]: page ids of URLs (any spelling of the canonical one), -1 for those not in the corpus."""
-        import pyarrow.compute as pc
-
-        wanted = pa.array([self.canonical(url) or "" for url in urls], type=pa.string())
-        found = pc.index_in(wanted, value_set=self.urls)
-        return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return find_ascending(self.urls, [self.canonical(url) or "" for url in urls])
 
     def find_targets(self, urls: Sequence[str]) -> NDArray[np.int64]:
         """As `find`, with the targets of dead links."""
-        import pyarrow.compute as pc
-
         found = self.find(urls)
-        dead = pc.index_in(pa.array([self.canonical(url) or "" for url in urls], type=pa.string()), value_set=self.dead_urls)
-        rows = pc.fill_null(dead, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        rows = find_ascending(self.dead_urls, [self.canonical(url) or "" for url in urls])
         return np.where((found < 0) & (rows >= 0), self.n_pages + rows, found)

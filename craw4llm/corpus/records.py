@@ -8,7 +8,7 @@ A chunk can be sent to another process (it pickles) and is read there; the recor
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 # Why a record is no page of the corpus. Every reject has one of these.
@@ -133,6 +133,7 @@ class Source:
     chunks: can be iterated more than once, each time the same. records: how many records there are in all, None where nobody knows
         before they are read; a number is checked against what was read. origin: a sentence on where the pages come from.
     isolated: its chunks run code that can take its process down (HTML extraction), so they always run in a child process.
+    list_ahead: finds the chunks with so many processes, where finding them takes long; iterating over `chunks` does it alone.
     part_records: about how many records make a part: what one worker does at a time, and what an interruption can cost.
     """
 
@@ -140,5 +141,6 @@ class Source:
     records: int | None
     origin: str
     isolated: bool = False
+    list_ahead: Callable[[int], None] | None = None
     part_records: int = 4096
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -21,7 +21,7 @@ wat, as Common Crawl has them. Their records are found by WARC-Refers-To (the pa
 import dataclasses
 import functools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -31,9 +31,22 @@ import orjson
 from craw4llm.configs import HtmlLimits
 from craw4llm.corpus.extraction import BATCH_BYTES, BATCH_PAGES, DEFAULT_LIMITS, NOT_HTML, Given, Headers, HtmlPage, extractor
 from craw4llm.corpus.extraction_http import BodyError, decode_body
+from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Skipped, Source
-from craw4llm.corpus.warc_records import CHUNK_BYTES, Damage, WarcRecord, boundaries, check_kind, digest_fits, parse_headers, read_records
+from craw4llm.corpus.warc_records import (
+    CHUNK_BYTES,
+    Damage,
+    WarcRecord,
+    boundaries,
+    candidates,
+    check_kind,
+    digest_fits,
+    following,
+    parse_headers,
+    read_records,
+)
 from craw4llm.errors import InputError
+from craw4llm.processes import worker_pool
 
 Item = Page | Reject | Skipped
 
@@ -43,6 +56,7 @@ _HTTP_HEAD_END = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?=[ \t\r\n]|\Z)")
 _HTML = ("text/html", "application/xhtml+xml")
 _KINDS = frozenset(("warcinfo", "request", "metadata", "resource", "revisit", "conversion", "continuation"))
+LIST_AHEAD_FROM = 4  # stretches of 32 MB; fewer are unpacked in the time in which processes start
 WHOLE_FROM_FILES = 64  # so many files are work enough for many processes: none is unpacked beforehand to be divided
 _HTTP_SPARE_BYTES = 1 << 17  # a response's head, and what a coding adds to a page that it cannot shorten
 
@@ -206,13 +220,36 @@ class _Chunks:
         self._root, self._files, self._text, self._links, self._limits = root, files, text, links, limits
         self._known: dict[Path, list[int]] = {}
 
+    @property
+    def _whole(self) -> bool:
+        return len(self._files) >= WHOLE_FROM_FILES
+
+    def list_ahead(self, workers: int) -> None:
+        """Finds where large gzip files are divided, with so many processes: each unpacks a stretch of a file."""
+        paths = [path for files in self._files if (path := files.warc or files.wet) is not None and path not in self._known]
+        if self._whole or workers < 2:
+            return
+        try:
+            starts = [(path, start) for path in paths for start in candidates(path, CHUNK_BYTES)]
+            if len(starts) < LIST_AHEAD_FROM:
+                return
+            known: dict[Path, dict[int, int | None]] = defaultdict(dict)
+            with worker_pool(min(workers, len(starts))) as pool:
+                asked = [pool.submit(following, path, start, CHUNK_BYTES) for path, start in starts]
+                for (path, start), answer in zip(starts, asked, strict=True):
+                    known[path][start] = answer.result()
+            for path, answers in known.items():
+                self._known[path] = boundaries(path, CHUNK_BYTES, answers)
+        except OSError as error:
+            raise InputError(f"corpus: {error.filename or 'an archive'} cannot be read: {error.strerror or error}") from error
+
     def __iter__(self) -> Iterator[WarcChunk]:
         for files in self._files:
             path = files.warc or files.wet
             assert path is not None
             try:
                 if path not in self._known:
-                    self._known[path] = [0] if len(self._files) >= WHOLE_FROM_FILES else boundaries(path, CHUNK_BYTES)
+                    self._known[path] = [0] if self._whole else boundaries(path, CHUNK_BYTES)
                 starts = self._known[path]
                 size = path.stat().st_size
             except OSError as error:
@@ -254,8 +291,10 @@ def open_warc(
             raise InputError(f"corpus: {'text' if kind == 'wet' else 'links'}={kind!r}, but {path} holds no {kind.upper()} file")
     readable = [one for one in files if one.warc or one.wet]
     counted = Counter(kind for one in files for kind in ("warc", "wet", "wat") if getattr(one, kind))
+    chunks = _Chunks(root, readable, text, links, limits)
     return Source(
-        chunks=_Chunks(root, readable, text, links, limits),
+        chunks=chunks,
+        list_ahead=chunks.list_ahead,
         records=None,
         origin=f"the archive {path.name}: "
         + ", ".join(f"{counted[kind]:,} {kind.upper()} files" for kind in ("warc", "wet", "wat") if counted[kind]),
@@ -277,6 +316,8 @@ def list_archive(folder: Path) -> list[Path]:
 
 def wat_links(block: bytes) -> tuple[str | None, list[str], list[str], list[int]] | None:
     """(base, links, anchors, flags) of a WAT record's JSON; None where it describes no HTML response."""
+    if too_rich(block):
+        return None
     try:
         envelope = orjson.loads(block)["Envelope"]["Payload-Metadata"]["HTTP-Response-Metadata"]
     except (ValueError, KeyError, TypeError):

@@ -13,6 +13,9 @@ that begins a record. A record never reaches over the beginning of a member that
 takes no other page's text. gzip's checksum is verified before a record is given out; where many records share one member, the member is
 read once more for that, and in one that fails only records with a valid WARC-Block-Digest are given out.
 
+Most files hold one record in each gzip member. A member that is one whole record, with nothing wrong about it, is given out as isal unpacks
+it, without the search for borders; from the first member that is anything else the careful reader has the word, for its segment.
+
 Framing is not left to FastWARC: on a wrong length or a damaged member its iterator ends, and the rest of the file is lost (tests compare
 the two on every intact sample). Files of WARC 0.x (ClueWeb09 and its derivatives) may have wrong lengths throughout: there a record
 whose length is wrong ends where the next line `WARC/0.x` begins.
@@ -24,11 +27,14 @@ import base64
 import bisect
 import dataclasses
 import hashlib
+import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal
+
+from isal import isal_zlib
 
 from craw4llm.errors import InputError
 
@@ -101,15 +107,23 @@ def read_records(path: Path, start: int = 0, end: int | None = None, block_bytes
                 source.gap = None
             if end is not None and offset >= end:
                 return
+            if isinstance(source, _Gzip):
+                following = yield from _single(file, offset, end, block_bytes)
+                if following is None:
+                    return
+                if following != offset:
+                    source = _Gzip(file, following)
+                    source.next_segment()
             yield from _records(source, end, block_bytes)
         if source.gap is not None:
             yield Damage(source.gap, "", "damaged")
 
 
-def boundaries(path: Path, chunk_bytes: int = CHUNK_BYTES) -> list[int]:
+def boundaries(path: Path, chunk_bytes: int = CHUNK_BYTES, known: Mapping[int, int | None] | None = None) -> list[int]:
     """Offsets at which a file may be divided for `read_records`: 0, and the first segment or record after every `chunk_bytes`.
 
-    A gzip file that is larger is decompressed once, since only so its members are known for certain. Raises OSError, InputError.
+    A gzip file that is larger is decompressed once, since only so its members are known for certain. known: what `following` says of some
+    offsets, where it was asked before (by many processes, each from one of the `candidates` on). Raises OSError, InputError.
     """
     found = [0]
     with path.open("rb") as file:
@@ -117,18 +131,42 @@ def boundaries(path: Path, chunk_bytes: int = CHUNK_BYTES) -> list[int]:
         if path.stat().st_size <= chunk_bytes:
             return found
         if is_gzip:
-            source = _Gzip(file, 0)
-            while (offset := source.next_segment()) is not None:
-                if offset - found[-1] >= chunk_bytes:
-                    found.append(offset)
-                source.exhaust()
+            known = known or {}
+            while (after := known[found[-1]] if found[-1] in known else following(path, found[-1], chunk_bytes)) is not None:
+                found.append(after)
             return found
         offset = 0
-        while (following := _next_plain(file, offset)) is not None:
-            offset = following
+        while (after := _next_plain(file, offset)) is not None:
+            offset = after
             if offset - found[-1] >= chunk_bytes:
                 found.append(offset)
     return found
+
+
+def candidates(path: Path, chunk_bytes: int = CHUNK_BYTES) -> list[int]:
+    """Where a large gzip file is probably divided: 0, and every `chunk_bytes` the next bytes that unpack to the beginning of a record. They
+    may lie within a record that holds such a file, so `boundaries` takes an offset only if the one before it leads there."""
+    found: list[int] = []
+    with path.open("rb") as file:
+        if not check_kind(path, file) or path.stat().st_size <= chunk_bytes:
+            return found
+        source = _Gzip(file, 0)
+        at: int | None = 0
+        while at is not None:
+            found.append(at)
+            at = source.search(at + chunk_bytes)
+    return found
+
+
+def following(path: Path, start: int, chunk_bytes: int = CHUNK_BYTES) -> int | None:
+    """Of a gzip file, the first segment that begins `chunk_bytes` or more after the one at `start`; what lies between is unpacked."""
+    with path.open("rb") as file:
+        source = _Gzip(file, start)
+        while (offset := source.next_segment()) is not None:
+            if offset - start >= chunk_bytes:
+                return offset
+            source.exhaust()
+    return None
 
 
 def check_kind(path: Path, file: BinaryIO) -> bool:
@@ -317,7 +355,7 @@ class _Gzip(_Segments):
         if self._first:
             self._first = False
             if not self._begins_record(offset):
-                following = self._search(offset + 1)
+                following = self.search(offset + 1)
                 self.gap = offset
                 if following is None:
                     self._next = None
@@ -338,7 +376,7 @@ class _Gzip(_Segments):
             compressed = self._pending or self._file.read(_READ_BYTES)
             self._pending = b""
             if not compressed:
-                self.ended, self._next = "cut_off", self._search(at + 1)  # a wrong length in gzip's own blocks can look like the end
+                self.ended, self._next = "cut_off", self.search(at + 1)  # a wrong length in gzip's own blocks can look like the end
                 return False
             try:
                 out = self._inflate.decompress(compressed, self._piece)
@@ -350,7 +388,7 @@ class _Gzip(_Segments):
                     self._open(at)
                     self._piece, self._skip = _CAREFUL_BYTES, held
                     continue
-                self.ended, self._next = "damaged", self._search(at + 1)
+                self.ended, self._next = "damaged", self.search(at + 1)
                 return False
             self._pending = self._inflate.unconsumed_tail
             if self._skip:
@@ -404,7 +442,7 @@ class _Gzip(_Segments):
         if not beginning:
             self.ended, self._next = "clean", None
         elif beginning != _GZIP:
-            self.ended, self._next = "clean", self._search(end)
+            self.ended, self._next = "clean", self.search(end)
             self._file.seek(end)
             padding = self._file.read(min((self._next or end + _PIECE_BYTES) - end, _PIECE_BYTES))
             if padding.strip(b"\0"):
@@ -412,6 +450,8 @@ class _Gzip(_Segments):
         elif self._begins_record(end):
             self.ended, self._next = "clean", end
         else:
+            if self._members[-1][0] == self._verified:  # the member was empty: of many such, only the last is remembered
+                self._members.pop()
             self._members.append((self._verified, end))
             self._open(end)
 
@@ -426,7 +466,7 @@ class _Gzip(_Segments):
             return False
         return out == b"WARC/"
 
-    def _search(self, offset: int) -> int | None:
+    def search(self, offset: int) -> int | None:
         """The next member at or after `offset` that begins a record."""
         while True:
             self._file.seek(offset)
@@ -461,6 +501,89 @@ class _Gzip(_Segments):
 def _gzip_or_plain(file: BinaryIO, start: int) -> _Segments:
     file.seek(0)
     return _Gzip(file, start) if file.read(len(_GZIP)) == _GZIP else _Plain(file, start)
+
+
+def _single(file: BinaryIO, offset: int, end: int | None, block_bytes: int) -> Generator[WarcRecord, None, int | None]:
+    """The records of the gzip members from `offset` on, as long as each member is one whole record and nothing else.
+
+    Returns the offset of the first member that is not, which the careful reader takes; None where the file, or the range, is at its end.
+    A record is given out only when it is known that the file ends behind its member, or that the next member begins a record. Leaves the
+    place in the file as it is.
+    """
+    members = _Members(file.fileno(), block_bytes + MAX_HEAD_BYTES)
+    member = members.read(offset)
+    while member is not None:
+        content, after = member
+        record = _only_record(offset, content, block_bytes)
+        if record is None:
+            return offset
+        following = members.read(after) if members.is_member(after) else None
+        if following is not None and not following[0].startswith(b"WARC/"):
+            return offset
+        if following is None and not members.is_end(after):
+            return offset
+        yield record
+        if following is None or (end is not None and after >= end):
+            return None
+        offset, member = after, following
+    return offset
+
+
+def _only_record(offset: int, content: bytes, block_bytes: int) -> WarcRecord | None:
+    """The record that `content` is from its first to its last byte; None where it is not exactly one."""
+    head_end = _HEAD_END.search(content, 0, MAX_HEAD_BYTES)
+    version = _VERSION.match(content)
+    if not head_end or not version or not content.endswith(b"\r\n\r\n"):
+        return None
+    body = head_end.end()
+    headers = dict(reversed(parse_headers(content[version.end() : body])))
+    length = len(content) - body - 4
+    stated = headers.get("content-length", "")
+    if length > block_bytes or not (stated.isascii() and stated.isdigit() and len(stated) < 19) or int(stated) != length:
+        return None
+    return WarcRecord(offset, version[1].decode(), headers, content[body:-4], length)
+
+
+class _Members:
+    """Whole gzip members of a file, unpacked by isal, their checksums verified. limit: of a member's content, in bytes."""
+
+    def __init__(self, descriptor: int, limit: int) -> None:
+        self._descriptor, self._limit = descriptor, limit
+        self._at, self._held = 0, b""  # a piece of the file, and where it begins
+
+    def read(self, offset: int) -> tuple[bytes, int] | None:
+        """(content, where the member ends); None for one that is cut, damaged or larger than the limit."""
+        inflate = isal_zlib.decompressobj(31)
+        parts: list[bytes] = []
+        room, at = self._limit + 1, offset
+        try:
+            while not inflate.eof:
+                compressed = inflate.unconsumed_tail
+                if not compressed:
+                    compressed = self._piece(at)
+                    at += len(compressed)
+                if not compressed:
+                    return None
+                parts.append(inflate.decompress(compressed, room))
+                room -= len(parts[-1])
+                if room <= 0:
+                    return None
+        except isal_zlib.IsalError:  # type: ignore[misc]
+            return None
+        return (parts[0] if len(parts) == 1 else b"".join(parts)), at - len(inflate.unused_data)
+
+    def is_member(self, offset: int) -> bool:
+        return self._piece(offset).startswith(_GZIP)
+
+    def is_end(self, offset: int) -> bool:
+        return not self._piece(offset)
+
+    def _piece(self, offset: int) -> bytes:
+        """Bytes from `offset` on, three at least where the file has them; none at its end."""
+        within = offset - self._at
+        if not 0 <= within <= len(self._held) - len(_GZIP):
+            self._at, self._held, within = offset, os.pread(self._descriptor, _READ_BYTES, offset), 0
+        return self._held[within:] if within else self._held
 
 
 def _records(source: _Segments, end: int | None, block_bytes: int) -> Iterator[WarcRecord | Damage]:

@@ -9,9 +9,12 @@ requested either where its host is full. Seeds are crawled whatever the caps say
 """
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from craw4llm.corpus.names import Names
 from craw4llm.corpus.reader import Corpus
+from craw4llm.errors import ConfigError
 
 Targets = NDArray[np.uint32]
 Groups = NDArray[np.int32]
@@ -23,6 +26,11 @@ class Caps:
     def __init__(self, corpus: Corpus, *, per_host: int | None, per_domain: int | None) -> None:
         from craw4llm.corpus.urls import domain_of, host_of  # brings the list of public suffixes
 
+        if not corpus.n_hosts:
+            raise ConfigError(
+                f"crawl: pages_per_host and pages_per_domain need the hosts of all pages, which the corpus {corpus.artifact.fingerprint} "
+                "does not know (links='in_place' reads no page beforehand); build it with links='compiled', or set no cap"
+            )
         dead_hosts = [host_of(url) if "/" in url else url for url in corpus.dead_urls.to_pylist()]  # a document id has no host
         self._caps: list[tuple[Groups, NDArray[np.int64], int]] = []
         if per_host is not None:
@@ -55,7 +63,9 @@ class Caps:
             counts += np.bincount(groups[pages], minlength=len(counts))
 
     @staticmethod
-    def _cap(names: list[str], of_pages: Groups, of_dead: list[str], cap: int) -> tuple[Groups, NDArray[np.int64], int]:
-        number = {name: k for k, name in enumerate(names)}
-        dead = np.array([number.setdefault(name, len(number)) for name in of_dead], dtype=np.int32)
-        return np.concatenate([of_pages.astype(np.int32), dead]), np.zeros(len(number), dtype=np.int64), cap
+    def _cap(names: Names, of_pages: Groups, of_dead: list[str], cap: int) -> tuple[Groups, NDArray[np.int64], int]:
+        dead = names.ids(pa.array(of_dead, pa.large_string()))
+        further: dict[str, int] = {}  # hosts that have dead links only
+        for row in np.flatnonzero(dead < 0).tolist():
+            dead[row] = further.setdefault(of_dead[row], len(names) + len(further))
+        return np.concatenate([of_pages, dead]), np.zeros(len(names) + len(further), dtype=np.int64), cap

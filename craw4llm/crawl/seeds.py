@@ -84,7 +84,7 @@ def seed_order(corpus: Corpus, seed_set: int) -> NDArray[np.uint32]:
 
 
 def _usable(corpus: Corpus) -> NDArray[np.int64]:
-    has_text = corpus.n_bytes > 0
+    has_text = corpus.has_text
     return np.flatnonzero((has_text | ~has_text.any()) & ~corpus.heldout_mask[: corpus.n_pages])  # a graph alone has no texts at all
 
 

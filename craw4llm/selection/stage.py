@@ -61,7 +61,7 @@ def run(config: SelectConfig, inputs: Mapping[str, Artifact], out: Path, executi
 
     dropped = Dropped()
     heldout = corpus.heldout_mask[pages]
-    empty = ~heldout & (corpus.n_bytes[pages] == 0)
+    empty = ~heldout & (corpus.text_bytes(pages) == 0)
     dropped.add_all("heldout", pages[heldout])
     dropped.add_all("empty", pages[empty])
     usable = ~(heldout | empty)
@@ -108,14 +108,14 @@ def run(config: SelectConfig, inputs: Mapping[str, Artifact], out: Path, executi
             "pool_pages": (len(pool.pages), "pages"),
             "pool_fetches": (pool.fetches, "requests"),
             "kept_pages": (len(pages), "pages"),
-            "kept_text_bytes": (int(corpus.n_bytes[pages].sum(dtype=np.uint64)), "bytes"),
+            "kept_text_bytes": (int(corpus.text_bytes(pages).sum(dtype=np.uint64)), "bytes"),
             "kept_tokens": (found.tokens, "tokens"),
             **{f"dropped_{reason}": (dropped.counts[reason], "pages") for reason in reasons},
             "exact_duplicates": (found.exact, "pages"),
             "near_duplicates": (found.near, "pages"),
             "heldout_copies": (found.heldout, "pages"),
             "mean_score": (None if scores is None else mean_score(scores), "score"),
-            "hosts": (len(np.unique(corpus.host_ids[pages])), "hosts"),
+            "hosts": (statistics["hosts"]["count"], "hosts"),
             "shared_with_best": (best["shared_pages"], "pages"),
             "precision": (best["precision"], "share of the kept pages"),
             "recall": (best["recall"], "share of the best pages"),
@@ -252,7 +252,7 @@ def _walk(
     items = read_items(locate(config.decontaminate), config.ngram_words) if config.decontaminate else None
     heldout = _Copies(similarity)
     if config.heldout_copies != "off":
-        with_text = corpus.heldout[corpus.n_bytes[corpus.heldout] > 0]
+        with_text = corpus.heldout[corpus.text_bytes(corpus.heldout) > 0]
         for fact in facts(Wanted(inputs["corpus"], similarity), with_text, execution):
             heldout.add(fact)
     kept_before = _Copies(similarity if config.near_duplicates != "off" else None)

@@ -21,7 +21,7 @@ def best_pages(corpus: Corpus, scores: NDArray[np.float32], fraction: float) -> 
 
     "Oracle document" in the paper's figure 4 means a page of the whole top decile, not of the sample drawn from it.
     """
-    usable = np.flatnonzero(~corpus.heldout_mask[: corpus.n_pages] & (corpus.n_bytes > 0) & ~np.isnan(scores))
+    usable = np.flatnonzero(~corpus.heldout_mask[: corpus.n_pages] & corpus.has_text & ~np.isnan(scores))
     order = np.lexsort((usable, -scores[usable].astype(np.float64)))
     return usable[order[: math.floor(fraction * len(usable))]].astype(np.uint32)
 
@@ -40,10 +40,9 @@ def against(pages: NDArray[np.uint32], best: NDArray[np.uint32]) -> dict[str, An
 
 def describe(corpus: Corpus, pages: NDArray[np.uint32], scores: NDArray[np.float32] | None) -> dict[str, Any]:
     """Hosts, lengths and scores of the kept pages."""
-    hosts, counts = np.unique(corpus.host_ids[pages], return_counts=True)
-    names = [corpus.hosts[h] for h in hosts.tolist()]
-    top = sorted(zip((-counts).tolist(), names, strict=True))[:TOP_HOSTS]
-    n_bytes = corpus.n_bytes[pages]
+    hosts = corpus.host_pages(pages)
+    top = sorted((-count, name) for name, count in hosts.items())[:TOP_HOSTS]
+    n_bytes = corpus.text_bytes(pages)
     return {
         "pages": len(pages),
         "hosts": {"count": len(hosts), "top": [{"host": name, "pages": -count} for count, name in top]},

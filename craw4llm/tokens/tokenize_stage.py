@@ -38,7 +38,7 @@ def run(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path, execu
     tokenizer = Tokenizer(inputs["tokenizer"])
     chosen, pages = _pages(config, corpus, inputs)
     shutil.rmtree(out / FOLDER, ignore_errors=True)  # of an attempt that was interrupted while it wrote them
-    done = parts.encode_parts(_work(config, inputs, out), pages, corpus.n_bytes[pages], execution)
+    done = parts.encode_parts(_work(config, inputs, out), pages, corpus.text_bytes(pages), execution)
     n_tokens = np.concatenate([part.n_tokens for part in done])
     n_bytes = np.concatenate([part.n_bytes for part in done])
     samples = Joined(
@@ -86,7 +86,7 @@ def run_part(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path, 
     """Encodes every `of`-th part of the pages, from the `part`-th on; `run` lays all parts end to end."""
     corpus = Corpus(inputs["corpus"])
     _, pages = _pages(config, corpus, inputs)
-    done = parts.encode_parts(_work(config, inputs, out), pages, corpus.n_bytes[pages], execution, share=(part, of))
+    done = parts.encode_parts(_work(config, inputs, out), pages, corpus.text_bytes(pages), execution, share=(part, of))
     return f"{sum(len(p.n_tokens) for p in done):,} pages, {sum(p.tokens for p in done):,} tokens"
 
 
@@ -103,7 +103,7 @@ def _work(config: TokenizeConfig, inputs: Mapping[str, Artifact], out: Path) -> 
 def _pages(config: TokenizeConfig, corpus: Corpus, inputs: Mapping[str, Artifact]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(pages given, those with text), in packing order. StageError where none has text."""
     chosen = _chosen(config, corpus, inputs)
-    pages = chosen[corpus.n_bytes[chosen] > 0]
+    pages = chosen[corpus.text_bytes(chosen) > 0]
     if not len(pages):
         raise StageError(f"tokenize: {_what(config)} {len(chosen):,} pages and none of them has text; there is nothing to train on")
     return chosen, pages

@@ -101,16 +101,27 @@ def train(config: TokenizerConfig, corpus: Corpus, execution: Execution) -> tupl
     return engine, n_bytes, len(pages)
 
 
+_STEP = 1 << 16  # pages whose names, or sizes, are held at a time
+
+
 def training_pages(corpus: Corpus, train_bytes: int) -> tuple[NDArray[np.int64], int]:
     """Pages that the BPE is trained on, in order, and the bytes of their texts.
 
     Whole pages with text, not held-out, by a hash of their URL (so a page's place does not depend on the others), until at least
     `train_bytes` are reached.
     """
-    usable = np.flatnonzero((corpus.n_bytes > 0) & ~corpus.heldout_mask[: corpus.n_pages])
-    names = corpus.names(usable)
-    keys = np.array([hashlib.blake2b(name.encode(), digest_size=8, person=b"tokenizer").digest() for name in names], dtype="S8")
-    order = usable[np.lexsort((usable, keys.view(">u8")))] if len(usable) else usable
-    total = np.cumsum(corpus.n_bytes[order], dtype=np.int64)
-    count = min(int(np.searchsorted(total, train_bytes)) + 1, len(order))
-    return order[:count], int(total[count - 1]) if count else 0
+    usable = np.flatnonzero(corpus.has_text & ~corpus.heldout_mask[: corpus.n_pages])
+    keys = np.empty(len(usable), dtype=">u8")
+    for start in range(0, len(usable), _STEP):  # names are many, and few are needed at a time
+        names = corpus.names(usable[start : start + _STEP])
+        hashed = b"".join(hashlib.blake2b(name.encode(), digest_size=8, person=b"tokenizer").digest() for name in names)
+        keys[start : start + len(names)] = np.frombuffer(hashed, dtype=">u8")
+    order = usable[np.lexsort((usable, keys))]
+    total = 0
+    for start in range(0, len(order), _STEP):
+        sums = total + np.cumsum(corpus.text_bytes(order[start : start + _STEP]), dtype=np.int64)
+        if sums[-1] >= train_bytes:
+            count = int(np.searchsorted(sums, train_bytes))
+            return order[: start + count + 1], int(sums[count])
+        total = int(sums[-1])
+    return order, total

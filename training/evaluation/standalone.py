@@ -158,11 +158,11 @@ def _pages(corpus: Artifact, encode_batch: EncodeBatch, end_of_text_id: int | No
     if end_of_text_id is None:
         raise InputError("evaluate: the model's tokenizer names no end of text, which stands between pages; leave --corpus out")
     opened = Corpus(corpus)
-    chosen = [int(page) for page in opened.heldout if opened.n_bytes[page]]
+    chosen = opened.heldout[opened.text_bytes(opened.heldout) > 0].tolist()
     ids = encode_batch(opened.texts(chosen))
     return HeldoutPages(
         page=np.array(chosen, dtype=np.uint32),
-        n_bytes=opened.n_bytes[chosen].astype(np.uint64),
+        n_bytes=opened.text_bytes(chosen).astype(np.uint64),
         tokens=[np.array([*tokens, end_of_text_id], dtype=np.int64) for tokens in ids],
     )
 

@@ -42,6 +42,12 @@ class Relation:
     low: float | None
     high: float | None
     bins: tuple[tuple[int, float, float, float, float], ...]
+    why: str = ""  # there is no relation: a measure that the corpus does not know
+
+
+def unknown(why: str) -> Relation:
+    """A relation that cannot be had."""
+    return Relation(0, None, None, None, (), why)
 
 
 def related(x: Floats, y: Floats) -> Relation:

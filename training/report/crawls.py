@@ -287,14 +287,13 @@ class Burden:
 def burden_of(corpus: Corpus, crawl: Artifact, t: Trace, fetches: int) -> Burden:
     """The first so many fetches of a crawl. Bytes are those of the pages' text: how much HTML came with it is not in a corpus."""
     pages = t.page[t.fetch_rank < fetches]
-    found = np.bincount(corpus.host_ids[pages], minlength=len(corpus.hosts))
-    by_host: Counter[str] = Counter({corpus.hosts[k]: int(n) for k, n in enumerate(found.tolist()) if n})
+    by_host: Counter[str] = Counter(corpus.host_pages(pages))
     dead = pq.read_table(crawl.file("dead_links.parquet"), columns=["url", "fetch_rank"])
     ranks = dead["fetch_rank"].to_numpy().astype(np.int64)
     for url in dead["url"].filter(ranks < fetches).to_pylist():
         by_host[host_of(url) if "://" in url else ""] += 1
     known = dict(by_host) if "" not in by_host else None
-    return Burden(int(sum(by_host.values())), int(corpus.n_bytes[pages].astype(np.int64).sum()), known)
+    return Burden(int(sum(by_host.values())), int(corpus.text_bytes(pages).astype(np.int64).sum()), known)
 
 
 def burden_table(study: Study, costs: Mapping[str, Costs], by_print: Mapping[str, Trace], at: Sequence[Yardstick]) -> Table:

@@ -499,9 +499,9 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("Pages", str(corpus.manifest["notes"].get("origin") or MISSING)),
         (
             "Corpus",
-            f"{corpus.count('pages'):,} pages on {corpus.count('hosts'):,} hosts, {corpus.count('links'):,} links between them, "
-            f"{corpus.count('dead_links'):,} dead links; pages without text: {corpus.count('empty_pages'):,}; "
-            f"{corpus.count('heldout_pages'):,} pages held out, never crawled",
+            f"{num(corpus.count('pages'))} pages on {num(corpus.count('hosts'))} hosts, {num(corpus.count('links'))} links between them, "
+            f"{num(corpus.count('dead_links'))} dead links; pages without text: {num(corpus.count('empty_pages'))}; "
+            f"{num(corpus.count('heldout_pages'))} pages held out, never crawled",
         ),
     ]
     if study.scorer is not None:

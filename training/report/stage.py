@@ -150,17 +150,23 @@ def relations_of(study: Study, scores: curve_data.Scores | None) -> dict[str, an
     if scores is None:
         return {}
     corpus = Corpus(study.corpus)
-    indegree = np.asarray(corpus.indegree[: corpus.n_pages], dtype=np.float64)
     pages = analysis.sample_of(np.flatnonzero(np.isfinite(scores.by_page)))
     one, two = analysis.hop_means(corpus, scores.by_page, pages)
+    if not corpus.has_indegree:
+        why = "not available because the corpus was built with links='in_place', which counts no links into a page"
+        by_indegree, indegree = analysis.unknown(why), None
+    else:
+        indegree = np.asarray(corpus.indegree[: corpus.n_pages], dtype=np.float64)
+        by_indegree = analysis.related(indegree, scores.by_page)
     found = {
-        "score against in-degree": analysis.related(indegree, scores.by_page),
+        "score against in-degree": by_indegree,
         "score against 1-hop outlinks": analysis.related(one, scores.by_page[pages]),
         "score against 2-hop outlinks": analysis.related(two, scores.by_page[pages]),
     }
     ranks = pagerank_of(study, corpus)
     if ranks is not None:
-        found["PageRank against in-degree"] = analysis.related(indegree, ranks)
+        if indegree is not None:
+            found["PageRank against in-degree"] = analysis.related(indegree, ranks)
         found["score against PageRank"] = analysis.related(ranks, scores.by_page)
     return found
 
@@ -169,7 +175,8 @@ def pagerank_of(study: Study, corpus: Corpus) -> Floats | None:
     """float64[n_pages] from the input "rank/pagerank", else computed where the corpus is not too large; else None."""
     if study.pagerank is not None:
         return np.load(study.pagerank.file("column.npy"))[: corpus.n_pages].astype(np.float64)
-    if corpus.artifact.count("links") > PAGERANK_LINKS:
+    links = corpus.artifact.count("links")
+    if links is None or links > PAGERANK_LINKS:
         return None
     from craw4llm.scoring.graph import links_of, pagerank
 
@@ -180,7 +187,7 @@ def relations_table(relations: Mapping[str, analysis.Relation]) -> Table:
     return tables.table(
         "relations",
         (
-            {"relation": name, "pages": r.pages, "spearman": r.rho, "interval_low": r.low, "interval_high": r.high}
+            {"relation": name, "pages": r.pages, "spearman": r.rho, "interval_low": r.low, "interval_high": r.high, "remark": r.why}
             for name, r in relations.items()
         ),
     )

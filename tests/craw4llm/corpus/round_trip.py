@@ -103,13 +103,34 @@ def write_html_tree(pages: Sequence[Sample], folder: Path) -> Path:
         sites.append({"folder": host, "base_url": f"https://{host}/", "package": host, "version": "1", "max_pages": None})
     for page in pages:
         _, _, host, name = page.url.split("/")
-        paragraphs = "".join(f"<p>{html.escape(part)}</p>\n" for part in page.text.split("\n\n"))
-        links = "".join(f'<li><a href="{link}">{html.escape(a)}</a></li>\n' for link, a in zip(page.links, page.anchors, strict=True))
-        body = f"<body><main><article>{paragraphs}</article></main><nav><ul>{links}</ul></nav></body>"
-        head = '<head><meta charset="utf-8"><title>page</title></head>'
-        (folder / host / name).write_text(f"<!DOCTYPE html><html>{head}{body}</html>", encoding="utf-8")
+        (folder / host / name).write_bytes(page_html(page))
     (folder / "web.json").write_text(json.dumps({"kind": "html_tree", "origin": "made for a test", "sites": sites}))
     return folder
+
+
+def page_html(page: Sample) -> bytes:
+    paragraphs = "".join(f"<p>{html.escape(part)}</p>\n" for part in page.text.split("\n\n"))
+    links = "".join(f'<li><a href="{link}">{html.escape(a)}</a></li>\n' for link, a in zip(page.links, page.anchors, strict=True))
+    body = f"<body><main><article>{paragraphs}</article></main><nav><ul>{links}</ul></nav></body>"
+    return f'<!DOCTYPE html><html><head><meta charset="utf-8"><title>page</title></head>{body}</html>'.encode()
+
+
+def write_warc(pages: Sequence[Sample], folder: Path) -> Path:
+    """Two plain files and two of gzip members, fifty pages a file."""
+    path = folder / "archive"
+    path.mkdir()
+    for k in range(4):
+        records = []
+        for page in pages[k::4]:
+            block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page_html(page)
+            head = f"WARC/1.1\r\nWARC-Type: response\r\nWARC-Target-URI: {page.url}\r\nWARC-Date: 2026-01-01T00:00:00Z\r\n"
+            head += f"WARC-Record-ID: <urn:uuid:{page.doc_id}>\r\nContent-Type: application/http;msgtype=response\r\n"
+            records.append(f"{head}Content-Length: {len(block)}\r\n\r\n".encode() + block + b"\r\n\r\n")
+        if k % 2:
+            (path / f"crawl-{k}.warc").write_bytes(b"".join(records))
+        else:
+            (path / f"crawl-{k}.warc.gz").write_bytes(b"".join(gzip.compress(record, 6, mtime=0) for record in records))
+    return path
 
 
 def write_graph(pages: Sequence[Sample], folder: Path) -> Path:
@@ -133,5 +154,6 @@ WRITERS: dict[str, Writer] = {
     "jsonl": Writer(write_jsonl, CARRIED),
     "folder of jsonl.gz": Writer(write_jsonl_gz, CARRIED),
     "html_tree": Writer(write_html_tree, frozenset({"url", "text", "links"})),
+    "warc": Writer(write_warc, frozenset({"url", "text", "links"})),
     "graph": Writer(write_graph, CARRIED - {"text", "signals", "canonical", "score"}),
 }

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from craw4llm.__main__ import cli
 from craw4llm.configs import (
     ClueWeb22,
     CorpusConfig,
@@ -29,7 +31,7 @@ from craw4llm.corpus.clueweb22_files import LANGUAGES, delivered, digest, format
 from craw4llm.corpus.clueweb22_slots import format_ids
 from craw4llm.corpus.edges import export_edges
 from craw4llm.corpus.reader import Corpus
-from craw4llm.corpus.show import describe
+from craw4llm.corpus.show import describe, page_lines
 from craw4llm.errors import ConfigError, InputError
 from craw4llm.execution import Execution
 from craw4llm.externals import ExternalDigests
@@ -373,6 +375,41 @@ def test_in_place_reads_what_compiled_holds(tmp_path, build):
         _ = lazy.n_bytes
     with pytest.raises(ConfigError, match="does not know links into a page; build it with links='compiled'"):
         lazy.inlinks([0])
+
+
+def test_the_chain_with_links_in_place(tmp_path, build):
+    """Drawn seeds, crawls, scores, a tokenizer, selections and tokens: those of the compiled corpus, byte for byte."""
+    root = write_clueweb22(tmp_path / "w", web(120))
+    scorer = Stage(ScorerConfig(kind="length", source=Length()))
+    made = []
+    for links in ("compiled", "in_place"):
+        corpus = stage(root, dangling_links="outside", links=links)
+        config = CrawlConfig(policy="quality", budget_pages=40, batch_pages=10, seed_count=5)
+        crawl = Stage(config, corpus=corpus, scorer=scorer)
+        random = Stage(CrawlConfig(policy="random", budget_pages=30, batch_pages=10, seed_count=5), corpus=corpus)
+        selection = Stage(SelectConfig(pool="crawled", keep="top", keep_pages=10), corpus=corpus, crawl=crawl, scorer=scorer)
+        oracle = Stage(
+            SelectConfig(pool="corpus", keep="sample_top", keep_pages=5),
+            corpus=corpus,
+            scores=Stage(ScoreConfig(), corpus=corpus, scorer=scorer),
+        )
+        tokenizer = Stage(TokenizerConfig(vocab_size=300, train_bytes=2000), corpus=corpus)
+        tokens = Stage(TokenizeConfig(sample_tokens=17), corpus=corpus, tokenizer=tokenizer, selection=selection)
+        built = [build(one) for one in (random, selection, oracle, tokenizer, tokens)]
+        files = ("pages.parquet", "statistics.json", "statistics.json", "tokenizer.json", "documents.parquet")
+        made.append([one.file(name).read_bytes() for one, name in zip(built, files, strict=True)])
+        told = "\n".join(page_lines(Corpus(build(corpus)), 3))
+        assert ("links in are not known" in told) == (links == "in_place")
+    assert made[0] == made[1]
+    capped = CrawlConfig(policy="random", budget_pages=30, batch_pages=10, seed_count=5, pages_per_host=2)
+    with pytest.raises(ConfigError, match="need the hosts of all pages"):
+        build(Stage(capped, corpus=corpus))
+    with pytest.raises(ConfigError, match="does not know indegree"):
+        build(Stage(CrawlConfig(policy="indegree", budget_pages=30, batch_pages=10, seed_count=5), corpus=corpus))
+    shown = CliRunner().invoke(
+        cli, ["corpus", str(root), "--links", "in_place", "--streams", "en00", "--root", str(tmp_path / "r")], catch_exceptions=False
+    )
+    assert "links read in place" in shown.output
 
 
 @pytest.mark.parametrize("indegree", ["links", "inlink"])

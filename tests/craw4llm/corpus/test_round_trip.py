@@ -13,6 +13,7 @@ from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.reader import Corpus
 from craw4llm.fingerprint import External
 from craw4llm.stage import Stage
+from tests.craw4llm.corpus.clueweb22_writer import Doc, write_clueweb22
 
 # By path: test folders are no packages, and this works from any working directory.
 _SPEC = importlib.util.spec_from_file_location("corpus_round_trip", Path(__file__).with_name("round_trip.py"))
@@ -54,6 +55,29 @@ def test_round_trip(kind: str, tmp_path: Path, build: Callable[[Stage], Artifact
     for name in ("language", "signals", "canonical", "score"):
         if name in carries:
             assert corpus.column(name).to_pylist() == [getattr(page, name) for page in wanted]
+
+
+def test_round_trip_of_clueweb22(tmp_path: Path, build: Callable[[Stage], Artifact]) -> None:
+    """Pages are in the order of document ids here, and links to nowhere are ids that no file holds."""
+    pages = round_trip.sample_pages()
+    ids = {page.url: f"clueweb22-en0000-{k // 60:02}-{k % 60:05}" for k, page in enumerate(pages)}
+    name_of = {one: url for url, one in ids.items()}
+    for page in pages:
+        for link in page.links:
+            if link not in ids:
+                ids[link] = f"clueweb22-en0001-00-{len(ids):05}"
+                name_of[ids[link]] = link
+    docs = [Doc(ids[page.url], page.url, page.text, [ids[link] for link in page.links]) for page in pages]
+    root = write_clueweb22(tmp_path / "cw", docs, "six_fields")
+    corpus = Corpus(build(Stage(CorpusConfig(source=External(name="corpus", path=str(root)), heldout_fraction=0.0))))
+    assert (corpus.n_pages, corpus.artifact.count("rejects"), corpus.artifact.count("skipped")) == (200, 0, 0)
+    assert corpus.document_ids(range(200)) == [ids[page.url] for page in pages]
+    assert corpus.urls.to_pylist() == [page.url for page in pages]
+    assert corpus.texts(range(200)) == [page.text for page in pages]
+    offsets, targets = corpus.outlinks(range(200))
+    for k, page in enumerate(pages):
+        linked = corpus.document_ids(targets[offsets[k] : offsets[k + 1]])
+        assert sorted(name_of[one] for one in linked) == list(page.links)
 
 
 def test_round_trips_agree_with_each_other(tmp_path: Path, build: Callable[[Stage], Artifact]) -> None:

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from craw4llm.__main__ import cli
 from craw4llm.artifact import Artifact
 from craw4llm.configs import CorpusConfig
+from craw4llm.corpus import page_columns, show
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.show import describe, reachable
 from craw4llm.fingerprint import External
@@ -62,8 +63,30 @@ def test_what_a_person_wants_to_know_first(corpus: Corpus, tmp_path: Path) -> No
 
 def test_reachable_does_not_pass_held_out_pages(corpus: Corpus) -> None:
     assert reachable(corpus, np.array([0], dtype=np.uint32)) == (10, 9)
-    corpus.__dict__["heldout_mask"] = np.arange(corpus.n_targets) == 4
+    corpus.__dict__["heldout"] = np.array([4], dtype=np.uint32)
     assert reachable(corpus, np.array([0], dtype=np.uint32)) == (4, 3)
+
+
+@pytest.mark.parametrize("block", [7, 1 << 22])
+def test_percentiles_are_those_of_numpy(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "_BLOCK", block)
+    rng = np.random.default_rng(0)
+    for values in (np.array([5]), np.arange(10), rng.integers(0, 70_000, 101), rng.integers(0, 2**32, 50), np.zeros(3, dtype=np.int64)):
+        wanted = (0, 10, 50, 90, 99, 100)
+        assert show.percentiles(values.astype(np.uint32), wanted) == pytest.approx(np.percentile(values, wanted).tolist())
+
+
+def test_a_large_corpus_is_described_alike(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every column as a mapped file, and blocks of three rows."""
+    small = describe(corpus).splitlines()
+    for module, name, value in ((page_columns, "MAPPED_FROM", 0), (show, "_BLOCK", 3), (show, "_BLOCK_PAGES", 3), (show, "MAPPED_FROM", 0)):
+        monkeypatch.setattr(module, name, value)
+    large = describe(Corpus(corpus.artifact)).splitlines()
+    assert [line for line in large if not line.startswith("reachable")] == [line for line in small if not line.startswith("reachable")]
+    assert "12 pages" in next(line for line in large if line.startswith("reachable"))
+    kept = {path.name for path in (corpus.artifact.root / "memo" / f"columns-{corpus.artifact.fingerprint}").iterdir()}
+    assert {"n_bytes.npy", "host.npy", "host.arrow", "pages.url.arrow"} <= kept
+    assert not any(name.startswith(".") for name in kept)
 
 
 def test_commands(corpus: Corpus) -> None:

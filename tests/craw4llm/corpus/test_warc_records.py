@@ -1,15 +1,19 @@
 import gzip
 import io
+import itertools
+import os
 import random
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fastwarc.warc import ArchiveIterator
 from warc_making import http, members, page, record, response, write
 
+from craw4llm.corpus import warc
 from craw4llm.corpus import warc_records as module
-from craw4llm.corpus.warc_records import Damage, WarcRecord, boundaries, digest_fits, read_records
+from craw4llm.corpus.warc_records import Damage, WarcRecord, boundaries, candidates, digest_fits, following, read_records
 from craw4llm.errors import InputError
 
 # Of the samples those that FastWARC reads to their end without its quirks mode.
@@ -285,3 +289,33 @@ def test_digests() -> None:
     assert digest_fits("blake9:abc", b"x") is None
     assert digest_fits("sha1:short", b"x") is None
     assert digest_fits("", b"x") is None
+
+
+def test_candidates_are_taken_only_where_the_one_before_leads_there(tmp_path: Path) -> None:
+    """An archive that holds archives: their members look like its own. Asked by many or by one, the boundaries are the same."""
+    inner = b"".join(gzip.compress(response(f"https://inner.example/{k}", os.urandom(300))) for k in range(40))
+    records = [response(f"https://a.example/{k}", os.urandom(400)) for k in range(60)]
+    records[20] = record("resource", "https://a.example/inner.warc.gz", inner, content_type="application/gzip")
+    packed = [gzip.compress(one, 0 if k == 20 else 6) for k, one in enumerate(records)]  # stored as it is, so that its members stand in it
+    path = write(tmp_path / "crawl.warc.gz", b"".join(packed))
+    starts = set(np.cumsum([0, *map(len, packed)]).tolist())
+    for chunk_bytes in (700, 1500, 5000, 20_000):
+        guessed = candidates(path, chunk_bytes)
+        expected = boundaries(path, chunk_bytes)
+        assert expected[0] == 0 and set(expected) <= starts
+        assert all(b - a >= chunk_bytes for a, b in itertools.pairwise(expected))
+        assert boundaries(path, chunk_bytes, {start: following(path, start, chunk_bytes) for start in guessed}) == expected
+        if chunk_bytes < 5000:
+            assert not set(guessed) <= starts
+
+
+def test_large_files_are_listed_by_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        write(tmp_path / "web" / f"{name}.warc.gz", members([response(f"https://{name}.example/{k}", os.urandom(500)) for k in range(60)]))
+    monkeypatch.setattr(warc, "CHUNK_BYTES", 4000)
+    alone = [chunk.label for chunk in warc.open_warc(tmp_path / "web").chunks]
+    source = warc.open_warc(tmp_path / "web")
+    assert source.list_ahead is not None
+    source.list_ahead(2)
+    monkeypatch.setattr(warc, "boundaries", lambda path, chunk_bytes: pytest.fail("listed alone"))
+    assert [chunk.label for chunk in source.chunks] == alone and len(alone) > 10
