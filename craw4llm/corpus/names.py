@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
@@ -46,6 +45,8 @@ class Names:
 
     def ids(self, wanted: pa.Array) -> NDArray[np.int32]:
         """int32[len(wanted)]: the place of each name, -1 for one that is not there."""
+        import pyarrow.compute as pc  # not with the module: most crawls over finished stages need none of it
+
         seed, hashes, places = self._table
         found = np.full(len(wanted), -1, dtype=np.int32)
         if not len(hashes):
@@ -74,6 +75,8 @@ class Names:
 
 def first_seen(arrays: Iterable[pa.Array]) -> pa.Array:
     """large_string: the distinct values of the arrays, in the order of their first appearance; nulls are left out."""
+    import pyarrow.compute as pc  # not with the module: most crawls over finished stages need none of it
+
     waiting: list[pa.Array] = [pa.array([], pa.large_string())]
     for array in arrays:
         waiting.append(pc.unique(array).cast(pa.large_string()).drop_null())
@@ -84,6 +87,8 @@ def first_seen(arrays: Iterable[pa.Array]) -> pa.Array:
 
 def ascending(names: pa.Array) -> pa.Array:
     """The names in the order of their UTF-8 bytes."""
+    import pyarrow.compute as pc  # not with the module: most crawls over finished stages need none of it
+
     return names.take(pc.sort_indices(names))
 
 

@@ -19,7 +19,7 @@ def burden(tmp_path: Path, hosts: list[str], dead: list[str]) -> dict[str, Any]:
     pages, path = len(hosts), tmp_path / "dead_links.parquet"
     ranks = pa.array(range(pages, pages + len(dead)), pa.uint64())
     pq.write_table(pa.table({"url": pa.array(dead, pa.string()), "fetch_rank": ranks}), path)
-    corpus: Any = SimpleNamespace(hosts=hosts, host_ids=np.arange(pages), n_bytes=np.full(pages, 100))
+    corpus: Any = SimpleNamespace(host_pages=lambda ids: dict.fromkeys(hosts, 1), text_bytes=lambda ids: np.full(len(ids), 100))
     crawl: Any = SimpleNamespace(file=lambda name: tmp_path / name)
     ids = np.arange(pages)
     trace = Trace("random", 0, ids, ids, ids, np.full(pages, 0.5), np.arange(pages, pages + len(dead)), True)
