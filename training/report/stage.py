@@ -189,8 +189,14 @@ def relations_table(relations: Mapping[str, analysis.Relation]) -> Table:
     return tables.table(
         "relations",
         (
-            {"relation": name, "pages": r.pages, "spearman": r.rho, "interval_low": r.low, "interval_high": r.high}
-            | ({"remark": r.why} if remarks else {})
+            {
+                "relation": name,
+                "pages": r.pages,
+                "spearman": r.rho,
+                "interval_low": r.low,
+                "interval_high": r.high,
+                **({"remark": r.why} if remarks else {}),
+            }
             for name, r in relations.items()
         ),
     )
