@@ -109,8 +109,8 @@ def test_the_trial_of_a_users_own_mounts_finds_them_good_or_not_one_folder(tmp_p
 def test_an_owners_record_is_never_seen_empty_and_reaches_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between hosts whose locks do not reach each other it is all there is."""
     written: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(os, "fsync", lambda handle: written.append((handle, path.read_bytes())))
     path = tmp_path / "lock"
+    monkeypatch.setattr(os, "fsync", lambda handle: written.append((handle, path.read_bytes())))
     with path.open("a+") as stream:
         artifact._sign(stream)
         monkeypatch.setattr("socket.gethostname", lambda: "h")  # a shorter record than the one before
