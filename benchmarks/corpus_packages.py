@@ -2,7 +2,7 @@
 
     python benchmarks/corpus_packages.py [--web data/demo-web/web] [--workers 2] [--root FOLDER]
 
-The packages are a folder with web.json (craw4llm.corpus.html_tree); `craw4llm fetch demo-web` makes one of 25 packages of Debian. All of
+The packages are a folder with web.json (craw4llm.corpus.html_tree); `craw4llm fetch demo-web` makes one of packages of Debian. All of
 the corpus stage is timed, as `craw4llm run` does it: the digest of the folder, sites cut to their max_pages by reading links, extraction
 in children, the merge, the digests of what was written. Last line: JSON.
 """

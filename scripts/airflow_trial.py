@@ -267,6 +267,7 @@ class Trial:
         try:
             button.wait_for()
             if word == "Approve" and (folder := os.environ.get("CRAW4LLM_SCREENSHOTS")):
+                page.wait_for_timeout(3000)  # the grid beside it comes later
                 page.screenshot(path=str(Path(folder) / "airflow_approval.png"))
             button.click()
             page.wait_for_timeout(1500)

@@ -48,6 +48,7 @@ from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, RecordFiles,
 from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS, NO_ID_LONG, NO_ID_SHORT, NULL_ID
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
+from craw4llm.corpus.merge import RowGroups
 from craw4llm.corpus.names import STEP, Names, ascending, first_seen
 from craw4llm.corpus.npy import NpyWriter, distinct, reserve
 from craw4llm.corpus.reader import CLUEWEB22
@@ -64,7 +65,7 @@ MAX_TARGETS = 2**32 - 1  # ids of pages and dead links are uint32
 HELDOUT_SEED = 22  # of the draw of held-out pages, by their document keys
 LOOK_FILES, LOOK_RECORDS = 8, 200  # of the first look at links
 POOL_FROM_FILES = 3  # starting a process takes as long as reading a good part of a file
-_ROW_GROUP = 65_536
+_REJECTS = pa.schema({"source": pa.string(), "position": pa.uint64(), "url": pa.string(), "reason": pa.string()})
 
 FORMS = {
     ID_FIRST: "a document id first (the released code's layout)",
@@ -508,18 +509,22 @@ class _Merge:
         return distinct, chosen
 
     def _write_rejects(self) -> None:
-        reasons = list(REASONS)
-        rows: dict[str, list[Any]] = {"source": [], "position": [], "url": [], "reason": []}
-        for index, file in enumerate(self.work.files):
-            state = load_part(self.work, index, "state")["state"]
-            for row in np.flatnonzero(state >= REJECTED).tolist():
-                rows["source"].append(file.name)
-                rows["position"].append(row)
-                rows["url"].append(format_id(file.number * RECORDS_PER_FILE + row))
-                rows["reason"].append(reasons[int(state[row]) - REJECTED])
-        types = {"source": pa.string(), "position": pa.uint64(), "url": pa.string(), "reason": pa.string()}
-        table = pa.table({name: pa.array(values, types[name]) for name, values in rows.items()})
-        pq.write_table(table, self.out / "rejects.parquet", compression="zstd", row_group_size=_ROW_GROUP)
+        reasons = np.array(list(REASONS))
+        path = self.out / "rejects.parquet"
+        if not self.rejects:
+            pq.write_table(_REJECTS.empty_table(), path, compression="zstd")
+            return
+        with RowGroups(path, _REJECTS) as rejects:
+            for index, file in enumerate(self.work.files):
+                state = load_part(self.work, index, "state")["state"]
+                rows = np.flatnonzero(state >= REJECTED)
+                columns = {
+                    "source": pa.repeat(file.name, len(rows)),
+                    "position": pa.array(rows, pa.uint64()),
+                    "url": pa.array([format_id(file.number * RECORDS_PER_FILE + row) for row in rows.tolist()], pa.string()),
+                    "reason": pa.array(reasons[state[rows].astype(np.int64) - REJECTED].tolist(), pa.string()),
+                }
+                rejects.append(pa.table(columns, schema=_REJECTS))
 
 
 def _is_blank(unpacked: bytes | str) -> bool:

@@ -458,7 +458,7 @@ def _write(job: _Job, out: Path, n_pages: int, n_dead: int, pieces: Iterator[_Ro
         NpyWriter(out / "links_offsets.npy", np.uint64) as links_offsets,
         NpyWriter(out / "links_targets.npy", np.uint32) as links_targets,
         NpyWriter(out / "heldout.npy", np.uint32) as heldout,
-        _RowGroups(out / "pages.parquet") as pages,
+        RowGroups(out / "pages.parquet") as pages,
         _optional(job.has("flags"), lambda: NpyWriter(out / "links_flags.npy", np.uint8)) as links_flags,
         _optional(job.has("anchor"), lambda: AnchorWriter(out)) as links_anchors,
     ):
@@ -504,7 +504,7 @@ def _write(job: _Job, out: Path, n_pages: int, n_dead: int, pieces: Iterator[_Ro
 
 
 def _write_dead(job: _Job, out: Path) -> None:
-    with _RowGroups(out / "dead_links.parquet", pa.schema({"url": pa.string()})) as rows:
+    with RowGroups(out / "dead_links.parquet", pa.schema({"url": pa.string()})) as rows:
         for b in range(job.buckets):
             rows.append(pa.Table.from_batches([_read_arrow(job.path("dead", b))]))
 
@@ -538,7 +538,7 @@ def _write_rejects(job: _Job, parts: Sequence[Part], out: Path) -> None:
     """rejects.parquet: in the order of the records, the repeats of URLs among them."""
     kept = job.kept()
     r = 0
-    with _RowGroups(out / "rejects.parquet", pa.schema([field for field in REJECTS if field.name != "order"])) as rows:
+    with RowGroups(out / "rejects.parquet", pa.schema([field for field in REJECTS if field.name != "order"])) as rows:
         for part in parts:
             tables = []
             for run in part.runs:
@@ -553,7 +553,7 @@ def _write_rejects(job: _Job, parts: Sequence[Part], out: Path) -> None:
                 rows.append(pa.concat_tables(tables).sort_by("order").drop_columns("order"))
 
 
-class _RowGroups:
+class RowGroups:
     """A Parquet file of row groups of equal length, whatever the lengths of the tables appended."""
 
     def __init__(self, path: Path, schema: pa.Schema | None = None) -> None:
@@ -581,7 +581,7 @@ class _RowGroups:
             table = table.slice(ROW_GROUP_PAGES)
         self._waiting, self._rows = [table], len(table)
 
-    def __enter__(self) -> "_RowGroups":
+    def __enter__(self) -> "RowGroups":
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

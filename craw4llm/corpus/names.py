@@ -45,6 +45,8 @@ class Names:
 
     def ids(self, wanted: pa.Array) -> NDArray[np.int32]:
         """int32[len(wanted)]: the place of each name, -1 for one that is not there."""
+        import pyarrow.compute as pc  # not with the module: most crawls over finished stages need none of it
+
         seed, hashes, places = self._table
         found = np.full(len(wanted), -1, dtype=np.int32)
         if not len(hashes):
@@ -53,8 +55,6 @@ class Names:
         at = np.minimum(np.searchsorted(hashes, hashed), len(hashes) - 1)
         known = hashes[at] == hashed
         found[known] = places[at[known]]
-        import pyarrow.compute as pc  # 50 ms, for nothing where names are only read
-
         # A name that is not there may share a hash with one that is.
         rows = np.flatnonzero(known)
         same = pc.equal(self.array.take(pa.array(found[rows])), wanted.take(pa.array(rows)).cast(pa.large_string()))
@@ -75,7 +75,7 @@ class Names:
 
 def first_seen(arrays: Iterable[pa.Array]) -> pa.Array:
     """large_string: the distinct values of the arrays, in the order of their first appearance; nulls are left out."""
-    import pyarrow.compute as pc
+    import pyarrow.compute as pc  # not with the module: most crawls over finished stages need none of it
 
     waiting: list[pa.Array] = [pa.array([], pa.large_string())]
     for array in arrays:
@@ -87,7 +87,7 @@ def first_seen(arrays: Iterable[pa.Array]) -> pa.Array:
 
 def ascending(names: pa.Array) -> pa.Array:
     """The names in the order of their UTF-8 bytes."""
-    import pyarrow.compute as pc
+    import pyarrow.compute as pc  # not with the module: most crawls over finished stages need none of it
 
     return names.take(pc.sort_indices(names))
 

@@ -155,7 +155,7 @@ def find_ascending(column: Column, wanted: Sequence[str]) -> NDArray[np.int64]:
 
 def find_first(column: Column, wanted: Sequence[str]) -> NDArray[np.int64]:
     """int64[len(wanted)]: the first row of each, -1 where it is not there, in a column in any order. Reads all of it."""
-    import pyarrow.compute as pc  # 20 ms that a crawl has no use for
+    import pyarrow.compute as pc  # not with the module: most crawls over finished stages need none of it
 
     batches, starts = (column.batches, column.starts) if isinstance(column, Strings) else ([column], np.zeros(1, dtype=np.int64))
     names = pa.array(wanted, type=pa.string())
@@ -168,7 +168,7 @@ def find_first(column: Column, wanted: Sequence[str]) -> NDArray[np.int64]:
 
 def places_among(few: Column, many: Column) -> NDArray[np.uint32]:
     """uint32[len(few)]: the place that each of `few` has among all strings of both columns, which ascend and share none."""
-    import pyarrow.compute as pc  # 20 ms that a crawl has no use for
+    import pyarrow.compute as pc  # not with the module: most crawls over finished stages need none of it
 
     if not isinstance(many, Strings) and not isinstance(few, Strings):
         order = pc.sort_indices(pa.chunked_array([many, few])).to_numpy()

@@ -184,10 +184,19 @@ def pagerank_of(study: Study, corpus: Corpus) -> Floats | None:
 
 
 def relations_table(relations: Mapping[str, analysis.Relation]) -> Table:
+    """With a column `remark` where one of them cannot be had."""
+    remarks = any(r.why for r in relations.values())
     return tables.table(
         "relations",
         (
-            {"relation": name, "pages": r.pages, "spearman": r.rho, "interval_low": r.low, "interval_high": r.high, "remark": r.why}
+            {
+                "relation": name,
+                "pages": r.pages,
+                "spearman": r.rho,
+                "interval_low": r.low,
+                "interval_high": r.high,
+                **({"remark": r.why} if remarks else {}),
+            }
             for name, r in relations.items()
         ),
     )
