@@ -96,7 +96,14 @@ def test_the_trial_of_a_users_own_mounts_finds_them_good_or_not_one_folder(tmp_p
 
     def run(*mounts: Path) -> subprocess.CompletedProcess[str]:
         arguments = [part for mount in mounts for part in ("--mount", str(mount))]
-        command = [sys.executable, str(PROJECT / "scripts" / "nfs_trial.py"), "--patience", "4" if mounts[0] == mounts[1] else "0.05"]
+        command = [
+            sys.executable,
+            str(PROJECT / "scripts" / "nfs_trial.py"),
+            "--pace",
+            "0.1",
+            "--patience",
+            "4" if mounts[0] == mounts[1] else "0.05",
+        ]
         return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
     done = run(good, good)
