@@ -96,7 +96,14 @@ def test_the_trial_of_a_users_own_mounts_finds_them_good_or_not_one_folder(tmp_p
 
     def run(*mounts: Path) -> subprocess.CompletedProcess[str]:
         arguments = [part for mount in mounts for part in ("--mount", str(mount))]
-        command = [sys.executable, str(PROJECT / "scripts" / "nfs_trial.py"), "--patience", "4" if mounts[0] == mounts[1] else "0.05"]
+        command = [
+            sys.executable,
+            str(PROJECT / "scripts" / "nfs_trial.py"),
+            "--pace",
+            "0.1",
+            "--patience",
+            "4" if mounts[0] == mounts[1] else "0.05",
+        ]
         return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
     done = run(good, good)
@@ -109,8 +116,8 @@ def test_the_trial_of_a_users_own_mounts_finds_them_good_or_not_one_folder(tmp_p
 def test_an_owners_record_is_never_seen_empty_and_reaches_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between hosts whose locks do not reach each other it is all there is."""
     written: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(os, "fsync", lambda handle: written.append((handle, path.read_bytes())))
     path = tmp_path / "lock"
+    monkeypatch.setattr(os, "fsync", lambda handle: written.append((handle, path.read_bytes())))
     with path.open("a+") as stream:
         artifact._sign(stream)
         monkeypatch.setattr("socket.gethostname", lambda: "h")  # a shorter record than the one before
