@@ -16,6 +16,7 @@ Text: resiliparse, main content (the same for every kind of source).
 import atexit
 import contextlib
 import dataclasses
+import fcntl
 import json
 import marshal
 import os
@@ -46,6 +47,7 @@ BATCH_PAGES = 32
 BATCH_BYTES = 4 << 20
 WALL_FACTOR = 20  # a child that sleeps uses no processor time: so many times page_seconds by the clock, and a minute
 _READ_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20  # a batch takes few changes of process, not one for every 64 KB
 _LENGTH = struct.Struct("<Q")
 _FAILED_ALLOCATION = (b"memory allocation of", b"MemoryError", b"bad_alloc")
 
@@ -191,6 +193,10 @@ class Extractor:
                 stderr=self._said,
             )
             self.started += 1
+            for stream in (self._child.stdin, self._child.stdout):
+                assert stream is not None
+                with contextlib.suppress(AttributeError, OSError):  # not on this system, or more than this user may have in all
+                    fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         return self._child
 
     def _why(self) -> str:
