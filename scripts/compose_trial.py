@@ -79,6 +79,7 @@ def main() -> int:
         print(f"not tried: {', '.join(missing)} missing")
         return 77
     folder = given.folder.resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the stack and dockerd are taken down all the same
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, str]] = []
     began, ended = time.monotonic(), False

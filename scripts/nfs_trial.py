@@ -8,7 +8,8 @@
 The machines are user-mode Linux (a kernel as a process, on the files of this machine, read only), so server and clients are the
 kernel's own: NFS 4.2 over a network namespace that nothing outside can reach; the export is an ext4 image. Their packages are fetched
 with `apt-get download` and unpacked into the folder (70 MB); nothing is installed. Needs root, apt-get, dpkg, nsenter, ip and mkfs.ext4;
-about 1 GB of memory and 5 minutes. Says what is missing and exits with 77. By ssh, this checkout and its Python must be at the same path.
+about 1 GB of memory and 5 to 10 minutes. Says what is missing and exits with 77. By ssh, this checkout and its Python must be at the same
+path.
 
 Prints a table (what was tried, what came of it) and one JSON object; exits with 1 where an artifact was built twice or by nobody, is not
 whole, or a job that succeeded was taken for lost. scripts/nfs_machine.py is the machines' first process.
@@ -165,6 +166,7 @@ def main() -> int:
         print(f"not tried: {', '.join(missing)} missing")
         return 77
     folder = given.folder.resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # machines and network are taken down all the same
     try:
         unpack(folder)
         with machines(folder, given.options, given.patience) as (hosts, die):
