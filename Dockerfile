@@ -16,11 +16,13 @@ RUN if [ "$VARIANT" = cuda ]; then \
         apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
     elif [ "$VARIANT" != cpu ]; then echo "VARIANT is $VARIANT; expected cpu or cuda" >&2; exit 1; fi
 
-# The user of Airflow's own images and of its Helm chart; group 0, so that another user id works where a cluster assigns one.
+# The user of Airflow's own images and of its Helm chart; group 0, so that another user id works where a cluster assigns one. The chart's
+# probes call `/entrypoint COMMAND`, which in Airflow's images waits for the database; here it just runs the command.
 RUN useradd --uid 50000 --gid 0 --home-dir /opt/airflow --create-home airflow \
-    && mkdir -p /opt/airflow/logs /opt/craw4llm /artifacts /secrets/airflow /secrets/postgres /secrets/redis \
+    && mkdir -p /opt/airflow/logs /opt/craw4llm /artifacts /secrets/airflow /secrets/worker /secrets/postgres /secrets/redis \
     && chown -R 50000:0 /opt/airflow /artifacts /secrets \
-    && chmod -R g=u /opt/airflow /artifacts && chmod 0700 /secrets/*
+    && chmod -R g=u /opt/airflow /artifacts && chmod 0770 /secrets/airflow /secrets/worker && chmod 0775 /secrets/postgres /secrets/redis \
+    && ln -s /usr/bin/env /entrypoint
 
 ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 

@@ -1,6 +1,6 @@
 """Building a corpus from each kind of source: pages a second, against the floor of the libraries that read it, in one run on one core.
 
-    python benchmarks/corpus.py [--quick] [--source parquet --source jsonl ...] [--rounds 3]
+    python benchmarks/corpus.py [--quick] [--source parquet --source jsonl ...] [--rounds 3] [--web data/demo-web/web]
     python benchmarks/corpus.py --graph-pages 100000000 --folder /disk/with/20/GB
 
 Each source is a function in SOURCES; those of a module of their own (`corpus_<name>.py`) run from there. Ours and the floor take turns;
@@ -11,7 +11,9 @@ the ratio of one source says nothing against another's:
     parquet    pyarrow reads the columns; ada parses every URL and every distinct link; zstd compresses each text; texts are written
     jsonl      gzip unpacks, orjson parses, then as above
     html       resiliparse extracts the main text of each file; texts compressed and written. No links: that the build finds them, with
-               anchors and places, counts against it
+               anchors and places, in a child that a page may take down, counts against it. Pages: those of --web (made by `craw4llm
+               fetch demo-web`); without it this source is left out
+    html_small the same on docweb's texts and links in the markup of a small site: little to extract, so that all else weighs most
     synthetic  the pages are made; then as above
     graph      an edge list of integers: pyarrow reads it, numpy sorts the pairs, targets and a table of URLs are written
     clueweb22  isal unpacks the records and orjson parses them; nothing is done with them and nothing is written
@@ -31,6 +33,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import statistics
 import tempfile
@@ -87,19 +90,26 @@ def measure_jsonl(options: Options) -> dict[str, Any]:
 
 
 def measure_html(options: Options) -> dict[str, Any]:
-    """The demo's web where it is there (`craw4llm fetch demo-web`), or docweb's texts and links in the markup of a small site."""
+    """Real pages of documentation packages."""
+    return html_against(options, options.web)
+
+
+def measure_html_small(options: Options) -> dict[str, Any]:
+    """docweb's texts and links in the markup of a small site."""
+    folder = options.folder / "html"
+    (folder / "site").mkdir(parents=True)
+    for k, row in enumerate(pages_table(options).slice(0, HTML_PAGES).to_pylist()):
+        (folder / "site" / f"{k:05}.html").write_text(html_page(row), encoding="utf-8")
+    site = {"folder": "site", "base_url": "https://a.example/", "package": "site", "version": "1", "max_pages": None}
+    (folder / "web.json").write_text(json.dumps({"kind": "html_tree", "origin": "docweb in markup", "sites": [site]}))
+    return html_against(options, folder)
+
+
+def html_against(options: Options, folder: Path) -> dict[str, Any]:
     from resiliparse.extract.html2text import extract_plain_text
 
-    folder = Path("data/demo-web/web")
-    if not (folder / "sites").is_dir():
-        folder = options.folder / "html"
-        (folder / "site").mkdir(parents=True)
-        for k, row in enumerate(pages_table(options).slice(0, HTML_PAGES).to_pylist()):
-            (folder / "site" / f"{k:05}.html").write_text(html_page(row), encoding="utf-8")
-        site = {"folder": "site", "base_url": "https://a.example/", "package": "site", "version": "1", "max_pages": None}
-        (folder / "web.json").write_text(json.dumps({"kind": "html_tree", "origin": "docweb in markup", "sites": [site]}))
-    source = open_source(External(name="corpus", path=str(folder)))
-    files = [Path(chunk.site.folder) / name for chunk in source.chunks for name in chunk.files]  # type: ignore[union-attr]
+    source = External(name="corpus", path=str(folder))
+    files = [Path(chunk.site.folder) / name for chunk in open_source(source).chunks for name in chunk.files]  # type: ignore[union-attr]
 
     def floor() -> int:
         with (options.folder / "floor").open("wb") as stream:
@@ -108,7 +118,7 @@ def measure_html(options: Options) -> dict[str, Any]:
                 stream.write(ZSTD.compress(text.encode(), asbytes=True))
         return len(files)
 
-    return against(options, External(name="corpus", path=str(folder)), floor)
+    return against(options, source, floor)
 
 
 def measure_synthetic(options: Options) -> dict[str, Any]:
@@ -145,6 +155,7 @@ SOURCES: dict[str, Callable[[Options], dict[str, Any]] | str] = {
     "parquet": measure_parquet,
     "jsonl": measure_jsonl,
     "html": measure_html,
+    "html_small": measure_html_small,
     "synthetic": measure_synthetic,
     "graph": measure_graph,
     "clueweb22": "corpus_clueweb22",  # a module beside this file with measure(options)
@@ -217,7 +228,8 @@ def html_page(row: dict[str, Any]) -> str:
 def cpu() -> float:
     """Processor seconds of this process and of its children, which are ended so that they count."""
     end_children()
-    return sum(os.times()[:4])
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 # The link graph at scale ------------------------------------------------------------------------------------------------------------------
@@ -316,6 +328,7 @@ def main() -> None:
     parser.add_argument("--source", action="append", choices=sorted(SOURCES), help="only these (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    parser.add_argument("--web", type=Path, default=Path("data/demo-web/web"), help="a folder with web.json, of real pages (source html)")
     parser.add_argument("--graph-pages", type=int, help="instead: the link graph at this size")
     parser.add_argument("--links-per-page", type=float, default=10.1)
     parser.add_argument("--no-transpose", action="store_true")
@@ -329,6 +342,9 @@ def main() -> None:
         found: dict[str, dict[str, Any]] = {}
         top = options.folder
         for name in options.source or SOURCES:
+            if name == "html" and not (options.web / "web.json").is_file():
+                print(f"{name:10} {options.web} is not there: `craw4llm fetch demo-web` makes it")
+                continue
             measured = SOURCES[name]
             if isinstance(measured, str):
                 if not (Path(__file__).parent / f"{measured}.py").is_file():

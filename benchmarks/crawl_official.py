@@ -115,7 +115,7 @@ class _Bench:
             }
             wrong = [name for name, equal in same.items() if not equal and name != "cold"]
             assert not wrong, f"{', '.join(wrong)}: not the pages of the released code in their order"
-        return self._result(runs, same)
+        return {**self._result(runs, same), "cold_pages_in_common": self._in_common("official quality", "cold projected")}
 
     def _round_official(self, warm_root: Path) -> list[tuple[str, Spent]]:
         return [("official", self._official("quality")), ("official indegree", self._official("indegree"))]
@@ -170,6 +170,13 @@ class _Bench:
         )
         assert files, f"no lists of {name}"
         return [path.read_text().split() for path in files]
+
+    def _in_common(self, one: str, other: str) -> float:
+        """Share of the pages that one crawled which the other crawled too."""
+        first, second = ({name for names in self._lists(crawl) for name in names} for crawl in (one, other))
+        share = round(len(first & second) / len(first), 6)
+        print(f"{other}: {share:.4%} of the pages of {one}")
+        return share
 
     def _result(self, runs: dict[str, list[Spent]], same: dict[str, bool]) -> dict[str, Any]:
         def median(name: str, value: str) -> float:

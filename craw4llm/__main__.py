@@ -74,27 +74,50 @@ def _graph(experiment: str, settings: tuple[str, ...], replicates: int | None, r
     return expand(load(experiment, root), _given(settings), replicates)
 
 
-def _given(settings: tuple[str, ...]) -> dict[str, str]:
+def _given(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:
     given = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
-            raise ConfigError(f"--set {setting!r}: expected KEY=VALUE")
+            raise ConfigError(f"{option} {setting!r}: expected KEY=VALUE")
         given[name] = value
     return given
 
 
 @cli.command()
 @_options
+@click.option("--cores", type=click.IntRange(1), default=16, show_default=True, help="Processors for all stages together, to reckon hours.")
+@click.option("--gpus", type=click.IntRange(1), default=8, show_default=True, help="GPUs for all models together, likewise.")
+@click.option(
+    "--rate", "rates", multiple=True, metavar="NAME=VALUE", help="What a stage takes per page, byte or link (craw4llm/plan_rates.py)."
+)
+@click.option("--count", "counts", multiple=True, metavar="NAME=VALUE", help="Of a corpus that is not at hand: pages, text_bytes, links.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: stages to do, cost, facts per arm, what is absent or short.")
-def plan(experiment: str, settings: tuple[str, ...], replicates: int | None, root: Path, as_json: bool) -> None:
-    """Show the stages of EXPERIMENT, what is finished, what the arms will cost, and what will fall short. Nothing is run."""
+def plan(
+    experiment: str,
+    settings: tuple[str, ...],
+    replicates: int | None,
+    root: Path,
+    cores: int,
+    gpus: int,
+    rates: tuple[str, ...],
+    counts: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show the stages of EXPERIMENT, what is finished, what the arms will cost, what each stage needs, and what will fall short. Nothing is
+    run."""
     from craw4llm.plan import describe, summary
+    from craw4llm.plan_needs import Machines, needs_record, needs_text, stage_needs, with_counts
+    from craw4llm.plan_rates import rates_with
     from craw4llm.runner import make_plan
 
+    reckoned, counted = rates_with(_given(rates, "--rate")), _given(counts, "--count")
     graph = _graph(experiment, settings, replicates, root)
-    planned = make_plan(graph, Execution(root=root), absent_inputs=True)
-    click.echo(json.dumps(summary(planned) | {"text": describe(planned)}) if as_json else describe(planned))
+    planned = with_counts(make_plan(graph, Execution(root=root), absent_inputs=True), counted)
+    needs = stage_needs(planned, parts=load(experiment, root).parts, rates=reckoned)
+    machines = Machines(cores=cores, gpus=gpus)
+    text = describe(planned) + (f"\n\n{needs_text(planned, needs, machines)}" if needs else "")
+    click.echo(json.dumps(summary(planned) | {"needs": needs_record(planned, needs, machines), "text": text}) if as_json else text)
 
 
 @cli.command()
@@ -407,6 +430,9 @@ def main() -> None:
     """Entry point: errors of the project end in one clear line, an interruption in exit code 130."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _interrupted)
+    # NumPy's BLAS starts a thread a core when it is imported (a third of the start), and its sums would depend on their number. The
+    # work here goes over processes, or through torch, which has threads of its own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:

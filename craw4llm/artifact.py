@@ -22,13 +22,13 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = 1
 HEARTBEAT_S = 5.0
+_FLUSHES = 16  # at a time
+RECORD_BYTES = 256  # of an owner, padded; a host's name has at most 64
 DEAD_AFTER_S = 60.0  # an owner on another host that has not shown itself for this long is dead
 
 
@@ -140,7 +142,7 @@ class Store:
         """The finished artifact, or None."""
         manifest = self.path(stage, fingerprint) / MANIFEST
         try:
-            content = json.loads(manifest.read_text())
+            content = json.loads(self._read_anew(manifest))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
@@ -151,6 +153,17 @@ class Store:
                 "use another --root or delete the folder"
             )
         return Artifact(self.root, stage, fingerprint, content)
+
+    def _read_anew(self, manifest: Path) -> str:
+        """Its text, also where another host wrote it just now. A client of NFS that once found no such name goes on saying so for up to a
+        minute, unless the folder that would hold it is opened (scripts/nfs_trial.py: 27 s and two builds of one artifact)."""
+        try:
+            return manifest.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            for folder in (self.root, manifest.parent.parent):
+                with contextlib.suppress(OSError):
+                    os.close(os.open(folder, os.O_RDONLY))
+            return manifest.read_text()
 
     def open(self, stage: str, fingerprint: str) -> Artifact:
         """The finished artifact; ArtifactError if there is none."""
@@ -220,11 +233,9 @@ class Store:
             manifest["files"] = files
             manifest["digest"] = digest_of_files(files)
             text = json.dumps(manifest, indent=2, sort_keys=True, allow_nan=False)
-            for path in [*_files(partial), partial]:
-                _flush(path)
             (partial / MANIFEST).write_text(text)
-            _flush(partial / MANIFEST)
-            _flush(partial)
+            with ThreadPoolExecutor(_FLUSHES) as pool:  # at once they share the file system's own commits
+                list(pool.map(_flush, [partial, *partial.rglob("*")]))
             final = self.path(stage, fingerprint)
             if final.exists():  # a folder without a manifest: a deletion that was interrupted
                 shutil.rmtree(final)
@@ -322,6 +333,11 @@ def storage_errors(root: Path) -> Iterator[None]:
                 f"no space left while writing {where}: free some space (`craw4llm gc`) or choose another --root; "
                 "finished artifacts are kept, and the next run goes on from them"
             ) from error
+        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise StorageError(
+                f"{root} is on a file system without locks ({error.strerror}): mount it with them (Lustre: -o flock; NFS: version 4), "
+                "or choose another --root"
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise StorageError(f"{where} cannot be written ({error.strerror}): make {root} writable or choose another --root") from error
         raise
@@ -363,9 +379,10 @@ def _commit(checkout: Path) -> str | None:
 
 def machine() -> dict[str, Any]:
     """What a number measured here depends on."""
+    system = os.uname()
     return {
         "host": socket.gethostname(),
-        "platform": platform.platform(),
+        "platform": f"{system.sysname} {system.release} {system.machine}",
         "python": sys.version.split()[0],
         "cpus": os.cpu_count(),
     }
@@ -412,10 +429,13 @@ def _owner(stream: Any) -> dict[str, Any] | None:
 
 
 def _sign(stream: Any) -> None:
-    stream.seek(0)
-    stream.truncate()
-    stream.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "seen": time.time()}))
-    stream.flush()
+    """Writes the owner's record over the last one, never truncated between: another host would read an empty file, and begin. It must also
+    reach the server now: NFS may keep it back for half a minute."""
+    handle = stream.fileno()
+    fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_APPEND)
+    record = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "seen": time.time()})
+    os.pwrite(handle, record.ljust(RECORD_BYTES).encode(), 0)
+    os.fsync(handle)
 
 
 def _beat(stream: Any, stop: threading.Event) -> None:

@@ -5,6 +5,8 @@ and the estimates of those that are not. An external input that is not at hand i
 declaration states.
 
     summary(plan) -> {"gpu_hours": 104.2, "disk_bytes": ..., "arms": {...}, "absent": [...], "shortfalls": ["disk: ..."], ...}
+
+Parts, hours, memory and network of each stage: craw4llm.plan_needs.
 """
 
 import shutil
@@ -12,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from craw4llm.configs import CrawlConfig, SelectConfig
+from craw4llm.configs import CorpusConfig, CrawlConfig, SelectConfig
 from craw4llm.errors import InputError
 from craw4llm.runner import Plan
 from craw4llm.stage import Stage, implementation
@@ -53,10 +55,8 @@ def describe(plan: Plan) -> str:
 
 def summary(plan: Plan) -> dict[str, Any]:
     """The plan as plain JSON values: stages and cost of what is not finished, facts per arm, absent inputs, shortfalls."""
-    known: dict[str, Estimate] = {}
+    known = estimates(plan)
     todo = plan.missing(plan.nodes)
-    for node in plan.nodes:
-        _estimate(plan, node.stage, known)
     costs = {
         name: sum(value for node in todo if (value := known[node.stage.key].get(name, (None, ""))[0]) is not None)
         for name in ("gpu_hours", "disk_bytes")
@@ -86,6 +86,14 @@ def summary(plan: Plan) -> dict[str, Any]:
         "absent": list(dict.fromkeys(plan.absent.values())),
         "shortfalls": shortfalls(plan, known, costs["disk_bytes"]),
     }
+
+
+def estimates(plan: Plan) -> dict[str, Estimate]:
+    """What is known of every stage of the plan, by its key."""
+    known: dict[str, Estimate] = {}
+    for node in plan.nodes:
+        _estimate(plan, node.stage, known)
+    return known
 
 
 def shortfalls(plan: Plan, known: Mapping[str, Estimate], disk_bytes: float) -> list[str]:
@@ -150,11 +158,13 @@ _SHOWN = (
 def _estimate(plan: Plan, stage: Stage, known: dict[str, Estimate]) -> Estimate:
     if stage.key not in known:
         inputs = {name: _estimate(plan, s, known) for name, s in stage.inputs.items()}
-        module: Any = implementation(stage.config.stage)
+        module: Any = implementation(stage.config.stage) if stage.config.estimated else None
         facts: dict[str, tuple[float | int | None, str]] = {}
         for external in stage.externals():
             if stage.key in plan.absent:
                 facts.update({name: (value, f"{unit} (stated)") for name, value, unit in external.stated})
+        if stage.key in plan.absent and isinstance(stage.config, CorpusConfig):
+            facts.update({name: (value, "(given)") for name, value in plan.counts.items()})
         if hasattr(module, "estimate"):
             try:
                 facts.update(module.estimate(stage.config, inputs))

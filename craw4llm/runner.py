@@ -13,7 +13,6 @@ import dataclasses
 import datetime
 import json
 import logging
-import multiprocessing
 import os
 import queue
 import sys
@@ -21,8 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from craw4llm.execution import Execution, process_name
 from craw4llm.experiment import Graph, Node
 from craw4llm.externals import ExternalDigests
 from craw4llm.fingerprint import External
-from craw4llm.processes import worker_pool
 from craw4llm.stage import Config, Planner, Stage, implementation
 
 log = logging.getLogger(__name__)
@@ -60,6 +57,7 @@ class Plan:
     fingerprints: Mapping[str, str]  # node id -> fingerprint
     work: Mapping[str, Work]
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # stage key -> the external input that is not there
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of a corpus that is not there, for `craw4llm.plan`
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -207,6 +205,10 @@ def _run_here(plan: Plan, todo: Sequence[Node], execution: Execution, say: Say) 
 
 
 def _run_in_workers(plan: Plan, todo: Sequence[Node], execution: Execution, jobs: int, say: Say | None) -> list[str]:
+    import multiprocessing  # 10 ms that a crawl of a second has no use for
+
+    from craw4llm.processes import worker_pool
+
     lines: Any = multiprocessing.get_context("spawn").Queue()
     waiting = {node.id: set(node.upstream) & {n.id for n in todo} for node in todo}
     running: dict[Future[bool], str] = {}
@@ -249,7 +251,7 @@ def _named(node_id: str) -> Iterator[None]:
     """Puts the node's id before a stage's error."""
     try:
         yield
-    except BrokenProcessPool as error:
+    except BrokenExecutor as error:
         raise StageError(
             f"{node_id}: a worker process was killed from outside (out of memory?); finished artifacts are kept, run again, "
             "with --jobs 1 if memory is short"

@@ -48,7 +48,8 @@ class Config:
     """Base of stage configs.
 
     stage: the declared name, part of the identity and of paths. version: raised when a change of code changes what is written.
-    inputs, optional_inputs: the names that the stage takes; `variadic` stages take any names.
+    inputs, optional_inputs: the names that the stage takes; `variadic` stages take any names. estimated: False where its module has no
+    `estimate`, so that `plan` need not load it.
     """
 
     stage: ClassVar[str]
@@ -56,6 +57,7 @@ class Config:
     inputs: ClassVar[tuple[str, ...]] = ()
     optional_inputs: ClassVar[tuple[str, ...]] = ()
     variadic: ClassVar[bool] = False
+    estimated: ClassVar[bool] = True
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot be meant. Called when a config is built."""

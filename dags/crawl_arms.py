@@ -113,7 +113,7 @@ def form_dag(experiment: Experiment) -> DAG:
             chosen >> tokens >> model >> results
 
         arms = arm.expand_kwargs(lists["models"])
-        report = stage("report", "report", "report", on_success_callback=[RunNotifier()])
+        report = stage("report", "report", "report", on_success_callback=[RunNotifier("success")])
 
         plan >> corpus >> [scorers, tokenizer]
         scorers >> scores

@@ -17,6 +17,7 @@ from typing import Any
 from airflow.sdk import DAG, AssetAny, AssetOrTimeSchedule, CronTriggerTimetable, TaskGroup, get_parsing_context
 
 from craw4llm.experiment import Experiment, Graph, Node, expand, load, names
+from craw4llm.grouping import grouped
 from notify import RunNotifier
 from plan_operator import ClaimOperator, PlanOperator, ReleaseOperator
 from stage_operator import RefreshOperator, StageOperator
@@ -24,7 +25,6 @@ from wiring import PROJECT, REPUBLISHED, default_args, form, give_form, limits_o
 
 FORMS = {"crawl_arms"}  # experiments with a DAG file of their own
 RERUNS = "_reruns"
-MOST_PARTS = 1000
 TASKS_AT_A_TIME = 16  # per run of a DAG; the pools `cpu` and `gpu` say what a machine can bear
 
 
@@ -128,9 +128,9 @@ def task_of(experiment: Experiment, node: Node, replicates: int, group: TaskGrou
 
 def parts_of(experiment: Experiment, node: Node, replicates: int, group: TaskGroup | None) -> Any:
     """Mapped tasks that make a stage's parts, on as many workers as there are; the stage's own task then puts them together. None where the
-    experiment does not ask for parts. Airflow maps over at most 1,024 ([core] max_map_length): more parts are fewer, larger ones."""
+    experiment does not ask for parts. More than Airflow maps over are grouped (craw4llm.grouping)."""
     kind = node.stage.config.stage
-    count = min(experiment.parts.get(kind, 1), MOST_PARTS)
+    count = grouped(experiment.parts.get(kind, 1))
     if count < 2:
         return None
     return StageOperator.partial(
@@ -149,7 +149,7 @@ def parts_of(experiment: Experiment, node: Node, replicates: int, group: TaskGro
 
 def at_the_end(kind: str) -> dict[str, Any]:
     """A run's last word is its report's."""
-    return {"on_success_callback": [RunNotifier()]} if kind == "report" else {}
+    return {"on_success_callback": [RunNotifier("success")]} if kind == "report" else {}
 
 
 def of_replicate(node: Node, replicate: int) -> bool:

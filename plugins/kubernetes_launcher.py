@@ -64,8 +64,12 @@ OPTIONS = {
     ),
 }
 PASSED = ("CRAW4LLM_", "NCCL_", "TORCH_", "OMP_", "PYTHONPATH", "PYTHONUNBUFFERED")  # of Airflow's environment, none of them secret
-# The record of a time before, when Kubernetes stopped the pod; then the job. All paths are arguments.
-START = '[ ! -e "$1/exit.json" ] || mv "$1/exit.json" "$1/exit.before.json"; "$2" -I -S "$3" "$4"; grep -q \'"code": 0,\' "$1/exit.json"'
+# The record of a time before, when Kubernetes stopped the pod; then the job, which is handed the SIGTERM of an eviction: as the container's
+# first process bash would neither end by it nor pass it on. All paths are arguments.
+START = (
+    '[ ! -e "$1/exit.json" ] || mv "$1/exit.json" "$1/exit.before.json"; trap \'kill -TERM "$job" 2>/dev/null\' TERM; '
+    '"$2" -I -S "$3" "$4" & job=$!; while kill -0 "$job" 2>/dev/null; do wait "$job"; done; grep -q \'"code": 0,\' "$1/exit.json"'
+)
 # Of several pods the first keeps the record, the others run the same command beside it.
 START_ONE_OF_MANY = f'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then {START}; else shift 4; exec "$@"; fi'
 ON_EVERY_POD = (

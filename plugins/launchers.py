@@ -167,7 +167,7 @@ class FolderLauncher:
         """Whole lines written since `place` (None: from the beginning, or near the end where that is long), and the new place."""
         lines: list[str] = []
         now: dict[str, int] = {}
-        ended = (Path(job_id["folder"]) / "exit.json").exists()
+        ended = _json(Path(job_id["folder"]) / "exit.json") is not None
         for name in FILES:
             path = Path(job_id["folder"]) / name
             now[name] = at = (place or {}).get(name, 0)
@@ -383,7 +383,11 @@ def _gate(folder: Path) -> Iterator[None]:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return None
+    for _ in range(2):
+        try:
+            return dict(json.loads(path.read_text()))
+        except FileNotFoundError:
+            stage_job.look_anew(path.parent)
+        except (OSError, ValueError):
+            return None
+    return None

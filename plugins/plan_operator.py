@@ -9,7 +9,6 @@ Each runs the command that you would type (`craw4llm plan --json`, `craw4llm cla
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -20,10 +19,10 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+import pools
+from plan_text import inert_lines, request
 from stage_operator import HOPELESS, craw4llm, inert, refuse_unknown, settings, stage_environment
 
-NO_BREAK_SPACE = "\u00a0"
-BODY_LINES = 400  # of the plan, in the request for approval
 # Kind of a stage -> the kind that it follows in an arm's chain.
 FOLLOWS = {"evaluate": "train", "train": "tokenize", "tokenize": "select"}
 
@@ -64,11 +63,13 @@ class CommandMixin:
 
 
 class PlanOperator(CommandMixin, ApprovalOperator):
-    """Prints the plan of the run, refuses values that cannot be meant and inputs that are not there, and waits for a person's approval
-    where the run would cost more than `gpu_hours`.
+    """Prints the plan of the run, refuses values that cannot be meant, inputs that are not there and pools that a task would wait for in
+    vain, and waits for a person's approval where the run would cost more than `gpu_hours`.
 
     Returns stages_to_do, gpu_hours, disk_bytes, shortfalls; with `declare` (the form) also name, replicates and what the mapped tasks map
-    over (`mapped`). Short disk, pages or tokens are shown as warnings: an estimate stops nobody. A missing input fails the task.
+    over (`mapped`). Short disk, pages or tokens, and pools without an open slot, are shown as warnings and stand above the plan in the
+    request for approval: an estimate stops nobody. A missing input, or a pool that is absent or has too few slots for a task of this DAG,
+    fails the task.
     declare: keep the run's values as an experiment of its own. fields: further fields of the form, no parameters of the experiment.
     """
 
@@ -97,8 +98,7 @@ class PlanOperator(CommandMixin, ApprovalOperator):
         if found["gpu_hours"] <= self.gpu_hours:
             self.log.info("%.3g GPU hours: no approval needed (from %g on)", found["gpu_hours"], self.gpu_hours)
             return found
-        self.subject = f"{found['experiment']}: {found['gpu_hours']:,.1f} GPU hours, {found['disk_bytes'] / 1e9:,.1f} GB. Start it?"
-        self.body = as_markdown(inert_lines(self.text)[:BODY_LINES])
+        self.subject, self.body = request(self.facts, self.text)
         super().execute(context)  # type: ignore[arg-type]  # raises: the task waits without holding a slot
         raise AssertionError("an approval that did not wait")
 
@@ -117,13 +117,26 @@ class PlanOperator(CommandMixin, ApprovalOperator):
         self.text = facts.pop("text")
         for line in inert_lines(self.text):
             self.log.info("%s", line)
-        if facts["absent"]:
-            raise AirflowFailException(f"{name}: nothing was started, inputs are missing:\n" + "\n".join(map(inert, facts["absent"])))
+        never, later = self.pools_lacking(context)
+        facts["shortfalls"] += [f"slots: {line}" for line in later]
         for line in facts["shortfalls"]:
             self.log.warning("short of %s", inert(line))
+        faults = {"inputs are missing": facts["absent"], "tasks would wait for ever": never}
+        if any(faults.values()):
+            said = [f"{what}:\n" + "\n".join(map(inert, lines)) for what, lines in faults.items() if lines]
+            raise AirflowFailException(f"{name}: nothing was started, " + "\nand ".join(said))
+        self.facts = facts
         kept = ("experiment", "stages", "stages_to_do", "gpu_hours", "disk_bytes", "shortfalls")
         found = {key: facts[key] for key in kept}
         return found | {"name": name, "replicates": replicates, **mapped(facts)} if self.declare else found
+
+    def pools_lacking(self, context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """(tasks of this DAG that would wait for ever, tasks that have to wait for others): a sentence a pool."""
+        there = pools.ask()
+        if there is None:
+            self.log.warning("whether the pools are there cannot be asked: the API server does not have this project's plugin")
+            return [], []
+        return pools.lacking(pools.needs_of(context["dag"].tasks), there)
 
 
 class ClaimOperator(CommandMixin, BaseOperator):
@@ -156,20 +169,6 @@ class ReleaseOperator(ClaimOperator):
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         given = settings(self.parameters, context["params"])
         return dict(json.loads(self.ask(craw4llm("claim", "--release", f"--run-id={context['run_id']}", *given, "--", self.experiment))))
-
-
-def inert_lines(text: str) -> list[str]:
-    return [inert(line) for line in text.splitlines()]
-
-
-def as_markdown(lines: Iterable[str]) -> str:
-    """Lines as they are, in columns, for the UI's Markdown, whose code blocks lose line ends and spaces: a span of code a line."""
-
-    def span(line: str) -> str:
-        kept = re.sub("^ | {2,}", lambda spaces: NO_BREAK_SPACE * len(spaces[0]), line.rstrip().replace("`", "'"))
-        return f"`{kept}`" if kept else NO_BREAK_SPACE
-
-    return "  \n".join(map(span, lines))
 
 
 def mapped(facts: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:

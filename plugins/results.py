@@ -117,7 +117,8 @@ def about(name: str, root: Path) -> tuple[str, str]:
         doc = load(name, root).doc
     except Craw4LLMError:
         return "", ""
-    return " ".join(doc.partition("\n\n")[0].split()), doc
+    question = " ".join(doc.partition("\n\n")[0].split()).removeprefix("Question: ")
+    return question[:1].upper() + question[1:], doc
 
 
 def artifact(stage: str, fingerprint: str, root: Path) -> Artifact:
@@ -297,11 +298,11 @@ def _lines(found: Artifact, name: str, x: str, fields: Mapping[str, str]) -> Ite
 
 
 def _curve(title: str, x_label: str, y_label: str, x: Sequence[float], y: Sequence[float]) -> Curve:
-    """At most CURVE_POINTS points: the mean of each bin of neighbours."""
+    """At most CURVE_POINTS points: the mean of each bin of neighbours, at the bin's first x."""
     size = max(1, math.ceil(len(x) / CURVE_POINTS))
     bins = [range(i, min(i + size, len(x))) for i in range(0, len(x), size)]
 
     def mean(values: Sequence[float], places: range) -> float:
         return sum(values[i] for i in places) / len(places)
 
-    return Curve(title, x_label, y_label, tuple(mean(x, b) for b in bins), tuple(mean(y, b) for b in bins))
+    return Curve(title, x_label, y_label, tuple(x[b[0]] for b in bins), tuple(mean(y, b) for b in bins))

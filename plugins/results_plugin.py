@@ -12,6 +12,7 @@ pages are made by templates that escape, files are handed out as downloads that 
 origin, with no access to this one's cookies, both by the frame's sandbox and by its own Content-Security-Policy.
 """
 
+import itertools
 import json
 import logging
 import secrets
@@ -28,7 +29,9 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup
 
+import pools
 import results
+from answers import OneAfterTheOther
 from craw4llm.errors import Craw4LLMError
 from craw4llm.experiment import load, names
 from stage_operator import ArtifactLink, artifact_root
@@ -68,6 +71,8 @@ templates = jinja2.Environment(
 )
 templates.filters["number"] = number
 templates.filters["signed"] = lambda value: "—" if value is None else f"{value:+.4f}"
+templates.filters["moment"] = lambda text: str(text)[:19].replace("T", " ") + (" UTC" if str(text).endswith("+00:00") else "")
+templates.filters["groupby_pair"] = lambda verdicts: itertools.groupby(verdicts, lambda v: (v.comparison, v.heldout))
 templates.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
 
 
@@ -198,19 +203,13 @@ def dag_of(name: str) -> str:
 
 
 def pool_warnings() -> list[str]:
-    """A task whose pool is missing waits for ever, without a word."""
-    from airflow.models.pool import Pool
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-
-    with create_session() as session:
-        there = set(session.scalars(select(Pool.pool)))
-    return [f"The pool {name!r} is missing: its tasks will not start. Make it under Admin → Pools." for name in POOLS if name not in there]
+    """A task whose pool is missing or has no slot waits for ever, without a word."""
+    return pools.lacking(dict.fromkeys(POOLS, pools.Need(1)), pools.read())[0]
 
 
-def svg(curve: results.Curve, width: int = 760, height: int = 260) -> Markup:
+def svg(curve: results.Curve, width: int = 760, height: int = 270) -> Markup:
     """A line in a frame, with the smallest and largest value at each axis."""
-    left, bottom, top, right = 70, 40, 10, 10
+    left, bottom, top, right = 80, 40, 28, 10
     x0, x1, y0, y1 = min(curve.x), max(curve.x), min(curve.y), max(curve.y)
 
     def place(x: float, y: float) -> str:
@@ -225,19 +224,26 @@ def svg(curve: results.Curve, width: int = 760, height: int = 260) -> Markup:
         '<polyline points="{points}" fill="none" stroke="#3b78d8" stroke-width="1.5"/>'
         '<text x="{tick}" y="{top}" text-anchor="end">{y1}</text><text x="{tick}" y="{low}" text-anchor="end">{y0}</text>'
         '<text x="{left}" y="{under}">{x0}</text><text x="{end}" y="{under}" text-anchor="end">{x1}</text>'
-        '<text x="{middle}" y="{under}" text-anchor="middle">{x_label}</text><text x="{inside}" y="22">{y_label}</text></svg>'
+        '<text x="{middle}" y="{under}" text-anchor="middle">{x_label}</text><text x="{left}" y="16">{y_label}</text></svg>'
     ).format(
         w=width, h=height, title=curve.title, frame=frame, points=points, tick=left - 6, top=top + 8, low=height - bottom, left=left,
-        end=width - right, under=height - bottom + 18, middle=(left + width) // 2, inside=left + 10,
-        x_label=curve.x_label, y_label=curve.y_label,
-        y0=f"{y0:.4g}", y1=f"{y1:.4g}", x0=f"{x0:,.4g}", x1=f"{x1:,.6g}",
+        end=width - right, under=height - bottom + 18, middle=(left + width) // 2, x_label=curve.x_label, y_label=curve.y_label,
+        y0=tick(y0), y1=tick(y1), x0=tick(x0), x1=tick(x1),
     )  # fmt: skip
+
+
+def tick(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 class Craw4LLMPlugin(AirflowPlugin):
     name = "craw4llm"
     fastapi_apps: list[dict[str, Any]] = [{"app": app, "url_prefix": PREFIX, "name": "Crawl → quality"}]  # noqa: RUF012
-    fastapi_root_middlewares: list[dict[str, Any]] = [{"middleware": TriggerCheck, "name": "craw4llm trigger check"}]  # noqa: RUF012
+    fastapi_root_middlewares: list[dict[str, Any]] = [  # noqa: RUF012
+        {"middleware": TriggerCheck, "name": "craw4llm trigger check"},
+        {"middleware": pools.PoolsAnswer, "name": "craw4llm pools"},
+        {"middleware": OneAfterTheOther, "name": "craw4llm answers"},
+    ]
     external_views: list[dict[str, Any]] = [  # noqa: RUF012
         {
             "name": "Crawl → quality",

@@ -128,6 +128,7 @@ class Asked:
         """Reason to end now; "" to go on."""
         if self._signalled:
             return "signal"
+        look_anew(self.folder)
         if (self.folder / "cancel").exists():
             return "cancelled"
         owner = _read(self.folder / "owner")
@@ -200,14 +201,27 @@ def start_ticks(pid: int) -> int | None:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory, in this control group where it counts them, else on this machine."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat"):
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(path).read_text().splitlines():
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
+    """Processes that the kernel has killed for want of memory: in this process's control group, or on this machine."""
+    for path in (*memory_counts(_read(Path("/proc/self/cgroup"))), Path("/proc/vmstat")):
+        for line in _read(path).splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
     return 0
+
+
+def memory_counts(groups: str) -> list[Path]:
+    """Files that may hold the count of a control group; groups: its /proc/PID/cgroup. In a container the path there may be the host's,
+    while the files of the container's group are at the top. The top of version 1 outside of a container counts nothing, so it is not asked
+    for a process of the top."""
+    found, mounts = [], Path("/sys/fs/cgroup")
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            found += [mounts / path.lstrip("/") / "memory.events", mounts / "memory.events"]
+        elif "memory" in controllers.split(",") and path != "/":
+            found += [mounts / "memory" / path.lstrip("/") / "memory.oom_control", mounts / "memory" / "memory.oom_control"]
+    return found
 
 
 def _take(handle: int) -> bool:
@@ -216,6 +230,13 @@ def _take(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def look_anew(folder: Path) -> None:
+    """After this, what other hosts did in the folder is seen. A client of NFS that once found no such name goes on saying so for up to a
+    minute, unless the folder is opened (scripts/nfs_trial.py)."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(folder, os.O_RDONLY))
 
 
 def _read(path: Path) -> str:

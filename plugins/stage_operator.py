@@ -25,6 +25,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -230,8 +231,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         made = "built" if record["built"] else "was finished"
         self.log.info("%s %s %s: %s", record["stage"], record["fingerprint"], made, record["path"])
         counts = record.pop("counts")
-        record["counts"] = dict(list((name, value) for name, value in counts.items() if value is not None)[:MAIN_COUNTS])
-        record["missing"] = {name: "the stage has no value for it" for name, value in counts.items() if value is None}
+        reasons = {name: why_missing(value) for name, value in counts.items()}
+        record["counts"] = dict([(name, value) for name, value in counts.items() if not reasons[name]][:MAIN_COUNTS])
+        record["missing"] = {name: reason for name, reason in reasons.items() if reason}
         return record
 
     def on_kill(self) -> None:
@@ -371,13 +373,20 @@ def _record(outcome: Outcome) -> dict[str, Any] | None:
     return next((found for line in reversed(outcome.output) if (found := _artifact(line)) is not None), None)
 
 
+def why_missing(value: Any) -> str:
+    """Why a count is no number; "" where it is one. JSON has no NaN, and nothing missing becomes a number."""
+    if value is None:
+        return "the stage has no value for it"
+    return f"it is {value}, no number" if isinstance(value, float) and not math.isfinite(value) else ""
+
+
 def failure(node_id: str, outcome: Outcome, last: Sequence[str]) -> AirflowException:
     """The error for a job that did not succeed, with its cause and its last lines."""
     said = f"; {outcome.scheduler}" if outcome.scheduler else ""
     said += "; its last lines:\n" + "\n".join(last) if last else ""
     peak = f" (peak memory of one process: {outcome.peak_memory_bytes / 2**30:.2f} GiB)" if outcome.peak_memory_bytes else ""
-    if outcome.out_of_memory and outcome.code != 0:
-        return AirflowException(f"{node_id}: the kernel's out-of-memory killer ended it or one of its processes{peak}{said}")
+    if outcome.out_of_memory and outcome.code not in (0, STOPPED, *HOPELESS):
+        return AirflowException(f"{node_id}: out of memory: the kernel's out-of-memory killer ended it or one of its processes{peak}{said}")
     if outcome.stopped:
         how = "has saved where it was" if outcome.code == STOPPED else "ended"
         return AirflowException(f"{node_id}: {outcome.stopped}: it was told to stop and {how}; the next attempt goes on from there{said}")

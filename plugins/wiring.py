@@ -33,7 +33,7 @@ class Limits:
 
 
 LIMITS = {
-    "plan": Limits(2, 2),
+    "plan": Limits(2, 2, "default_pool"),  # which is always there: it has to say where another is not
     "corpus": Limits(2, 48),
     "scorer": Limits(1, 12),
     "score": Limits(3, 72),
@@ -62,7 +62,7 @@ def default_args(owner: str) -> dict[str, Any]:
         "retry_delay": datetime.timedelta(seconds=10),
         "retry_exponential_backoff": True,
         "max_retry_delay": datetime.timedelta(minutes=15),
-        "on_failure_callback": [RunNotifier()],
+        "on_failure_callback": [RunNotifier("failed")],
     }
 
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from local_slurm import free_ports
 
 PROJECT = Path(__file__).resolve().parent.parent
-READY_WITHIN_S = 300.0
+READY_WITHIN_S = 900.0  # 25 s on a quiet machine
 PARTS: dict[str, tuple[str, ...]] = {
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
@@ -66,11 +66,21 @@ def settings_file() -> dict[str, str]:
 class Cluster:
     """A context manager. folder: home of everything; must be readable by the user of PostgreSQL where this runs as root.
 
-    executor: Airflow's. environment: further variables for all of Airflow's parts. root: the artifact root.
+    executor: Airflow's. environment: further variables for all of Airflow's parts. root: the artifact root. pools: slots of the pools; no
+    more than the workers have, else tasks wait in Celery's queue, where a worker's death delays them (docs/operations.md, 1).
     """
 
-    def __init__(self, folder: Path, *, executor: str, environment: dict[str, str] | None = None, dags: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        executor: str,
+        environment: dict[str, str] | None = None,
+        dags: Path | None = None,
+        pools: dict[str, int] | None = None,
+    ) -> None:
         self.folder, self.executor = folder, executor
+        self._pools = {"cpu": 4, "gpu": 4} | (pools or {})
         self.celery = "CeleryExecutor" in executor
         self.root = folder / "artifacts"
         ports = free_ports(3)
@@ -101,13 +111,13 @@ class Cluster:
             self._airflow_once("db", "migrate")
             self._start("api-server", airflow("api-server", "--host", "127.0.0.1", "--port", str(self.port)))
             self._wait(lambda: bool(self.health()), "the api-server")
-            for name, arguments in PARTS.items():
-                self._start(name, airflow(*arguments))
+            for name in PARTS:
+                self.start_part(name)
             names = ("scheduler", "dag_processor", "triggerer")
             self._wait(lambda: all(self.health().get(name, {}).get("status") == "healthy" for name in names), "healthy parts")
             self._token = self._log_in()
-            for pool in ("cpu", "gpu"):
-                self.api("/api/v2/pools", {"name": pool, "slots": 4, "description": "trial", "include_deferred": False})
+            for pool, slots in self._pools.items():
+                self.api("/api/v2/pools", {"name": pool, "slots": slots, "description": "trial", "include_deferred": False})
         except BaseException:
             self.__exit__()
             raise
@@ -120,6 +130,10 @@ class Cluster:
             self.end(name)
         if self._postgres is not None:
             subprocess.run(self._as_postgres("pg_ctl", "-D", str(self._postgres), "-m", "fast", "stop"), capture_output=True, check=False)
+
+    def start_part(self, name: str) -> None:
+        """scheduler, dag-processor or triggerer."""
+        self._start(name, airflow(*PARTS[name]))
 
     def start_worker(self, name: str, *, queues: str, slots: int, environment: dict[str, str] | None = None) -> None:
         """A Celery worker, on a `machine` of its own as far as Airflow can tell."""

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Tries on a running Airflow what tests with stand-ins cannot show: parts, approval by a click, a schedule, a backfill, news of a corpus.
+"""Tries on a running Airflow what tests with stand-ins cannot show: parts, approval by a click, pools, word of a run's end, a schedule, a
+backfill, news of a corpus.
 
     python scripts/airflow_trial.py [STEP ...] [--keep FOLDER]     some ten minutes on two quiet cores; CHROMIUM names the browser
 
@@ -10,30 +11,37 @@ them as a person would. Prints a table: what was tried, what came of it. Exits w
 import argparse
 import collections
 import contextlib
+import email
+import email.policy
+import html
+import http.server
 import json
 import os
 import random
 import shutil
 import signal
+import socketserver
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from airflow_kills import PROJECT, Server, wait_for
+from airflow_kills import PATIENCE, PROJECT, Server, wait_for
 
 PAGES, HOSTS = 400, 10
 PARTS = {"corpus": 3, "score": 2, "tokenize": 2}
 RUN_WITHIN_S = 420
 PERSON_S = 3.0
-STEPS = ("approval", "backfill", "schedule", "news")  # approval: and parts; news needs what the others have made
+STEPS = ("pools", "approval", "word", "backfill", "schedule", "news")  # approval: and parts; word, news need what the others have made
+AT_ONCE = 8  # answers given within a second of their request
 EXPERIMENT = '''"""Written by scripts/airflow_trial.py."""
 
 from craw4llm.configs import CorpusConfig, CrawlConfig, ScoreConfig, ScorerConfig, SelectConfig, SyntheticText, TokenizerConfig
@@ -59,8 +67,9 @@ def {name}(replicate: int = 0, *, train_tokens: int = {tokens}) -> Arms:
     reported = {{"corpus": web, "scorer": rater, "scores": Stage(ScoreConfig(), corpus=web, scorer=rater), "crawl/random": trace}}
     return Arms(arms=arms, reported=reported, report=ReportConfig(title="{name}", question="Does it run?", reference="random"))
 '''
-TOKENS = {"parted": 5120, "often": 6144, "rarely": 7168}  # each has models of its own
+TOKENS = {"parted": 5120, "often": 6144, "rarely": 7168, "told": 9216}  # each has models of its own
 DECLARED = {
+    "told": "",
     "parted": f"parts={PARTS!r}, approve_above_gpu_hours=-1.0",
     "often": 'schedule="* * * * *", until_replicates=2',
     "rarely": 'schedule="0 0 1 1 *", until_replicates=3',
@@ -93,7 +102,7 @@ class Trial:
             )
         self.experiments = experiments
         self.server = Server(place, 1.0, experiments=experiments)
-        wanted = {"parted", "often_reruns", "rarely_reruns"}
+        wanted = {"parted", "told", "often_reruns", "rarely_reruns"}
         wait_for(lambda: wanted <= {d["dag_id"] for d in self.server.call("GET", "/api/v2/dags")["dags"]}, 120)
 
     def row(self, what: str, found: Any, wanted: Any) -> None:
@@ -160,17 +169,111 @@ class Trial:
         wait_for(lambda: self.state_of("parted", run, "plan") in ("deferred", "awaiting_input", "failed"), 120)
         time.sleep(PERSON_S)
 
+    def answer(self, run: str, word: str) -> None:
+        path = f"/dags/parted/dagRuns/{urllib.parse.quote(run)}/taskInstances/plan/-1/hitlDetails"
+        self.call("PATCH", path, {"chosen_options": [word], "params_input": {}})
+
+    def at_once(self) -> None:
+        """Answers in the moment that the request is there: the process that has asked is still ending."""
+        tries, ends, waits = [], [], []
+        for number in range(AT_ONCE):
+            run = self.trigger("parted", train_tokens=8192 + 512 * number)
+
+            def answered(run: str = run) -> bool:
+                with contextlib.suppress(OSError):  # there is no request yet
+                    self.answer(run, "Reject")
+                    return True
+                return False
+
+            wait_for(answered, 120, every_s=0.02)
+            began = time.monotonic()
+            ends.append(self.end_of("parted", run))
+            waits.append(time.monotonic() - began)
+            tries += [task["try_number"] for task in self.tasks("parted", run) if task["task_id"] == "plan"]
+        self.row(f"{AT_ONCE} answers within a moment of the request: ends of the runs", set(ends), {"success"})
+        self.row("... nobody was asked again", set(tries), {1})
+        print(f"               ... seconds from an answer to the end of its run: {min(waits):.1f} to {max(waits):.1f}", flush=True)
+
+    def pools(self) -> None:
+        """A pool that no task can enter is named by the run's first task, which fails; one whose slots are taken is named."""
+        self.call("PATCH", "/pools/gpu", {"pool": "gpu", "slots": 0, "description": "models", "include_deferred": False})
+        said = self.plan_of(run := self.trigger("told"))
+        self.row("a pool of 0 slots: the run", self.end_of("told", run), "failed")
+        self.row("... its first task names it", "The pool 'gpu' has 0 slots: 2 tasks of this run will not start" in said, True)
+        self.delete("/pools/gpu")
+        said = self.plan_of(run := self.trigger("told"))
+        self.row("a missing pool: the run", self.end_of("told", run), "failed")
+        self.row("... its first task names it", "The pool 'gpu' is missing: 2 tasks of this run will not start" in said, True)
+        self.call("POST", "/pools", {"name": "gpu", "slots": 2, "description": "models"})
+
+    def plan_of(self, run: str, dag: str = "told") -> str:
+        """The log of a run's first task, when that is over."""
+        wait_for(lambda: self.state_of(dag, run, "plan") in ("success", "failed", "skipped"), 120)
+        path = f"/dags/{dag}/dagRuns/{urllib.parse.quote(run)}/taskInstances/plan/logs/1?full_content=true"
+        return json.dumps(self.call("GET", path), ensure_ascii=False).replace("\\\\", "\\")
+
+    def delete(self, path: str) -> None:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.server.port}/api/v2{path}", method="DELETE")
+        request.add_header("Authorization", f"Bearer {self.server.token}")
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30 * PATIENCE).close()
+
+    def word(self) -> None:
+        """A run that ends well and one that fails, told by each kind of connection to a receiver of this script; none without one."""
+        with Receiver() as web, Mails() as mail:
+            ways = {
+                "http": {"host": "127.0.0.1", "port": web.server_address[1], "schema": "http", "extra": '{"path": "/hook"}'},
+                "slackwebhook": {"host": f"http://127.0.0.1:{web.server_address[1]}/services", "password": "T/B/X"},
+                "smtp": {
+                    "host": "127.0.0.1", "port": mail.server_address[1],
+                    "extra": '{"to": "a@example.org", "from_email": "b@example.org", "disable_ssl": true, "disable_tls": true}',
+                },
+            }  # fmt: skip
+            for kind in ("", *ways):
+                if kind:
+                    content = {"connection_id": "craw4llm_notify", "conn_type": kind, **ways[kind]}
+                    self.call("POST", "/connections", content)
+                good = self.trigger("told")
+                self.row(f"word by {kind or 'no connection'}: a run that ends well", self.end_of("told", good), "success")
+                moved = self.corpus.with_suffix(".away")
+                self.corpus.rename(moved)
+                bad = self.trigger("told")
+                self.row("... and one that fails", self.end_of("told", bad), "failed")
+                moved.rename(self.corpus)
+                if not kind:
+                    self.row("... nothing was told", (web.got, mail.got), ([], []))
+                    continue
+                wait_for(lambda: len(web.got) + len(mail.got) >= 2, 30)
+                time.sleep(2)
+                texts = [*(got["text"] for got in web.got), *(got.get_body(("html",)).get_content() for got in mail.got)]
+                texts = [html.unescape(text) for text in texts]
+                link = f"http://127.0.0.1:{self.server.port}/dags/told/runs/"
+                self.row("... told are", len(texts), 2)
+                self.row(
+                    "... the answers, with a link",
+                    all(w in texts[0] for w in ("told: the report is ready.\n", "/craw4llm/run?", link)),
+                    True,
+                )
+                cause = ("told: plan failed:", "inputs are missing:\ncorpus: ", "does not exist", f"log: {link}")
+                self.row("... the cause, with the link of the task's log", all(w in texts[1] for w in cause), True)
+                print("".join(f"               | {line}\n" for text in texts for line in text.splitlines()), end="", flush=True)
+                web.got.clear()
+                mail.got.clear()
+                self.delete("/connections/craw4llm_notify")
+
     def click(self, page: Any, run: str, word: str) -> None:
         """Answers the request of a run in the UI."""
         page.goto(f"http://127.0.0.1:{self.server.port}/dags/parted/runs/{urllib.parse.quote(run)}/tasks/plan/required_actions")
+        button = page.get_by_role("button", name=word, exact=True).first
         try:
-            page.get_by_role("button", name=word, exact=True).first.click()
+            button.wait_for()
+            if word == "Approve" and (folder := os.environ.get("CRAW4LLM_SCREENSHOTS")):
+                page.wait_for_timeout(3000)  # the grid beside it comes later
+                page.screenshot(path=str(Path(folder) / "airflow_approval.png"))
+            button.click()
             page.wait_for_timeout(1500)
         except Exception:
             page.screenshot(path=str(self.place / f"{word}.png"))
             raise
-        if folder := os.environ.get("CRAW4LLM_SCREENSHOTS"):
-            page.screenshot(path=str(Path(folder) / f"airflow_{word.lower()}.png"))
 
     def parts(self, run: str) -> None:
         """Corpus, scores and tokens in parts, on several workers; the same bytes as by one command."""
@@ -239,8 +342,7 @@ class Trial:
         write_corpus(self.corpus, seed=2)
         run = self.trigger("parted")
         self.asked(run)
-        answer = f"/dags/parted/dagRuns/{urllib.parse.quote(run)}/taskInstances/plan/-1/hitlDetails"
-        self.call("PATCH", answer, {"chosen_options": ["Approve"], "params_input": {}})
+        self.answer(run, "Approve")
         self.row("approved by the API: the run on the new corpus", self.end_of("parted", run), "success")
         reruns = wait_for(lambda: [r for r in self.runs(dag) if r["run_type"] == "asset_triggered"], 120)
         self.row("the changed corpus causes a rerun", self.end_of(dag, reruns[0]["dag_run_id"]), "success")
@@ -265,6 +367,64 @@ def digests(root: Path) -> dict[str, str]:
     return found
 
 
+class Receiver(http.server.ThreadingHTTPServer):
+    """A web server that takes every message; `got`: what came, as JSON."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), self.Handler)
+        self.got: list[dict[str, str]] = []
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Mails(socketserver.ThreadingTCPServer):
+    """An SMTP server that takes every mail; `got`: what came."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.say("220 here")
+            while line := self.rfile.readline():
+                word = line.split()[0].upper()
+                if word == b"DATA":
+                    self.say("354 go on")
+                    lines = iter(self.rfile.readline, b".\r\n")
+                    text = b"".join(each.removeprefix(b".") if each.startswith(b"..") else each for each in lines)
+                    self.server.got.append(email.message_from_bytes(text, policy=email.policy.default))
+                self.say("221 bye" if word == b"QUIT" else "250 ok")
+                if word == b"QUIT":
+                    return
+
+        def say(self, line: str) -> None:
+            self.wfile.write(line.encode() + b"\r\n")
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), self.Handler)
+        self.got: list[Any] = []
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.shutdown()
+        self.server_close()
+
+
 @contextlib.contextmanager
 def browser(server: Server) -> Iterator[Any]:
     """A page of somebody who has logged in."""
@@ -274,7 +434,7 @@ def browser(server: Server) -> Iterator[Any]:
     with sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
         page = opened.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(60_000 * PATIENCE)
         page.goto(f"http://127.0.0.1:{server.port}")
         page.fill("input[name=username]", "admin")
         page.fill("input[type=password]", json.loads((server.home / "passwords.json").read_text())["admin"])
@@ -298,9 +458,14 @@ def main() -> None:
         place.mkdir(parents=True, exist_ok=True)
         trial = Trial(place.resolve())
         stack.callback(trial.server.stop)
+        if "pools" in steps:
+            trial.pools()
         if "approval" in steps:
             with browser(trial.server) as page:
                 trial.parts(trial.approval(page))
+            trial.at_once()
+        if "word" in steps:
+            trial.word()
         if "backfill" in steps:
             trial.backfill()
         if "schedule" in steps:

@@ -1,17 +1,18 @@
 #!/usr/bin/env python
 """docker-compose.yaml tried as it stands, with no registry: builds the images from Debian packages, starts the stack, runs `tiny` in it.
 
-    python scripts/compose_trial.py [--folder build/compose-trial] [--keep]
+    python scripts/compose_trial.py [--folder build/compose-trial] [--keep] [--compose COMMAND ...] [--patience 1]
 
 1. a base image with debootstrap, on it the project's image (Dockerfile), PostgreSQL's and Redis's
 2. dockerd with its own data, unless DOCKER_HOST names one; for the stack in a network namespace that nothing outside can reach
-3. `docker-compose up`: all services healthy; logged in with the drawn password, `tiny` triggered by REST on a small web
-4. the same by the command line in a container: the digests must be equal
-5. `down -v`; dockerd ended
+3. with each COMMAND (default: the compose plugin and docker-compose, what is installed): `up`, all services healthy; a worker sees no
+   secret but the queue's address; logged in with the drawn password, `tiny` triggered by REST on a small web
+4. the same by the command line in a container: the digests must be equal; `down -v`
+5. dockerd ended; without --keep the images, too
 
-Needs root, dockerd, docker-compose or the compose plugin, debootstrap, iptables, nsenter and ip (Debian: docker.io docker-compose
-debootstrap iptables iproute2 util-linux), about 12 GB of disk and 15 minutes. Says what is missing and exits with 77 where it cannot be
-tried.
+Prints a table and one JSON object; exits with 1 on a difference. Needs root, dockerd, docker-compose or the compose plugin, debootstrap,
+iptables, nsenter and ip (Debian: docker.io docker-compose debootstrap iptables iproute2 util-linux), about 8 GB of disk and 15 minutes;
+`--patience 3` on a busy machine. Says what is missing and exits with 77 where it cannot be tried.
 """
 
 import argparse
@@ -31,6 +32,7 @@ NAMESPACE = "craw4llm-trial"
 NAME = "craw4llmtrial"
 SMALL = {"corpus": "synthetic", "pages": 100, "train_tokens": 40_000}
 SUITE = "bookworm"
+IMAGES = ("craw4llm:cpu", "craw4llm-trial-postgres", "craw4llm-trial-redis", "craw4llm-trial-base")
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 POSTGRES = """FROM craw4llm-trial-base
 RUN apt-get update && apt-get install -y --no-install-recommends postgresql && rm -rf /var/lib/apt/lists/*
@@ -64,9 +66,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=PROJECT / "build" / "compose-trial")
     parser.add_argument("--keep", action="store_true", help="keep the images and the folder for another trial")
+    parser.add_argument("--compose", action="append", type=str.split, metavar="COMMAND", help="a Compose to try with; may be given again")
+    parser.add_argument("--patience", type=float, default=1.0, help="multiplies the time that everything may take")
     given = parser.parse_args()
+    composes = given.compose or compose_commands()
     missing = [name for name in ("dockerd", "docker", "debootstrap", "iptables-nft", "nsenter", "ip") if shutil.which(name) is None]
-    if compose_command() is None:
+    if not composes:
         missing.append("docker-compose")
     if os.geteuid() != 0:
         missing.append("root")
@@ -76,19 +81,24 @@ def main() -> int:
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, str]] = []
-    began = time.monotonic()
+    began, ended = time.monotonic(), False
     try:
         with docker(folder, private=False):
             build(folder, rows)
         with docker(folder, private=True):
-            stack(folder, rows)
+            for compose in composes:
+                stack(folder, compose, given.patience, rows)
+            if not given.keep and os.environ.get("DOCKER_HOST"):
+                subprocess.run(["docker", "image", "rm", *IMAGES], capture_output=True, check=False)
+        ended = True
     finally:
         for name, value in rows:
             print(f"{name:<34} {value}")
-        print(json.dumps({"seconds": round(time.monotonic() - began), **dict(rows)}))
+        good = ended and not any(value.startswith(("differ", "failed")) for _, value in rows)
+        print(json.dumps({"ok": good, "seconds": round(time.monotonic() - began), **dict(rows)}))
         if not given.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    return 0 if all(value not in ("differ", "failed") for _, value in rows) else 1
+    return 0 if good else 1
 
 
 # --- a daemon
@@ -133,7 +143,7 @@ def daemon(folder: Path, socket: Path, tools: Path, private: bool) -> Any:
             env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
         )  # fmt: skip
     try:
-        wait(lambda: subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0, 60, "dockerd", process, folder)
+        wait(lambda: subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0, 180, "dockerd", process, folder)
         yield
     finally:
         process.send_signal(signal.SIGTERM)
@@ -188,6 +198,9 @@ def build(folder: Path, rows: list[tuple[str, str]]) -> None:
         (small / "Dockerfile").write_text(text)
         (small / "start.sh").write_text(start)
         image(f"craw4llm-trial-{name}", small, folder)
+    for name in IMAGES[:3]:
+        size = subprocess.run(["docker", "image", "inspect", "-f", "{{.Size}}", name], capture_output=True, text=True, check=True).stdout
+        rows.append((f"image {name}, GB", f"{int(size) / 1e9:.2f}"))
 
 
 def image(name: str, context: Path, folder: Path, *arguments: str) -> None:
@@ -205,45 +218,43 @@ def has_image(name: str) -> bool:
 # --- the stack
 
 
-def stack(folder: Path, rows: list[tuple[str, str]]) -> None:
+def stack(folder: Path, command: list[str], patience: float, rows: list[tuple[str, str]]) -> None:
     env = {**os.environ, "POSTGRES_IMAGE": "craw4llm-trial-postgres", "REDIS_IMAGE": "craw4llm-trial-redis", "COMPOSE_PROJECT_NAME": NAME}
-    compose = [*(compose_command() or []), "-f", str(PROJECT / "docker-compose.yaml"), "--project-directory", str(folder / "context")]
+    compose = [*command, "-f", str(folder / "context" / "docker-compose.yaml"), "--project-directory", str(folder / "context")]
+    version = output(env, *command, "version").splitlines()[0].split("version ")[-1].strip().split(",")[0]
     began = time.monotonic()
+
+    def row(name: str, value: str) -> None:
+        rows.append((f"Compose {version.removeprefix('v')}: {name}", value))
+
+    def inside(service: str, *what: str) -> str:
+        return output(env, *compose, "exec", "-T", service, *what)
+
     try:
         run(*compose, "up", "-d", "--no-build", env=env, log=folder / "up.log")
         services = ("api-server", "scheduler", "dag-processor", "triggerer", "worker-cpu", "postgres", "redis")
-        wait(lambda: all(health(env, compose, name) == "healthy" for name in services), 420, "all services to be healthy")
-        rows.append(("healthy after, s", f"{time.monotonic() - began:.0f}"))
-        rows.append(("user in the containers", output(env, *compose, "exec", "-T", "worker-cpu", "id", "-u").strip()))
+        wait(lambda: all(health(env, compose, name) == "healthy" for name in services), 420 * patience, "all services to be healthy")
+        row("healthy after, s", f"{time.monotonic() - began:.0f}")
+        row("user in the containers", inside("worker-cpu", "id", "-u").strip())
+        seen = json.loads(inside("worker-cpu", "python", "-c", SECRETS))
+        row("secrets in a worker", ", ".join(seen) if set(seen) == {"broker_url", "result_backend"} else f"differ: {seen}")
         began = time.monotonic()
-        state = output(env, *compose, "exec", "-T", "api-server", "python", "-c", TRIGGER, json.dumps(SMALL)).strip().splitlines()[-1]
-        rows.append(("tiny in the stack", "success" if state == "success" else "failed"))
-        rows.append(("tiny, s", f"{time.monotonic() - began:.0f}"))
+        state = inside("api-server", "python", "-c", TRIGGER, json.dumps(SMALL), str(1200 * patience)).strip().splitlines()[-1]
+        row("tiny in the stack", "success" if state == "success" else f"failed: {state}")
+        row("tiny, s", f"{time.monotonic() - began:.0f}")
         settings = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
-        run(
-            *compose,
-            "exec",
-            "-T",
-            "worker-cpu",
-            "craw4llm",
-            "run",
-            "tiny",
-            *settings,
-            "--root",
-            "/tmp/by-hand",
-            env=env,
-            log=folder / "by-hand.log",
-        )
-        found = [
-            json.loads(output(env, *compose, "exec", "-T", "worker-cpu", "python", "-c", DIGESTS, root))
-            for root in ("/artifacts", "/tmp/by-hand")
-        ]
-        same = found[0] == found[1] and len(found[0]) > 10
-        rows.append(("digests of the command line", f"equal ({len(found[0])})" if same else "differ"))
+        began = time.monotonic()
+        by_hand = ("craw4llm", "run", "tiny", *settings, "--root", "/tmp/by-hand")
+        run(*compose, "exec", "-T", "worker-cpu", *by_hand, env=env, log=folder / "by-hand.log")
+        row("tiny by the command line, s", f"{time.monotonic() - began:.0f}")
+        here, there = (json.loads(inside("worker-cpu", "python", "-c", DIGESTS, root)) for root in ("/artifacts", "/tmp/by-hand"))
+        other = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
+        row("digests of the command line", f"differ: {other}" if other or len(here) < 10 else f"equal ({len(here)})")
+        again = sorted(name for name in services if restarts(env, compose, name))
+        row("services that were restarted", f"failed: {again}" if again else "none")
     finally:
-        subprocess.run(
-            [*compose, "logs", "--no-color"], env=env, stdout=(folder / "services.log").open("wb"), stderr=subprocess.STDOUT, check=False
-        )
+        with (folder / "services.log").open("wb") as log:
+            subprocess.run([*compose, "logs", "--no-color"], env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
         subprocess.run([*compose, "down", "-v", "-t", "20"], env=env, capture_output=True, check=False)
 
 
@@ -253,7 +264,12 @@ import json, pathlib, sys
 root = pathlib.Path(sys.argv[1])
 print(json.dumps({str(p.parent.relative_to(root)): json.loads(p.read_text())["digest"] for p in root.glob("*/*/manifest.json")}))
 """
-# Runs inside the api-server's container: logs in, triggers, waits.
+# Run inside a worker's container, as the user that a stage has: names of the secrets that it can read.
+SECRETS = """
+import json, os, pathlib
+print(json.dumps(sorted(p.name for p in pathlib.Path("/secrets").rglob("*") if p.is_file() and os.access(p, os.R_OK) and p.stat().st_size)))
+"""
+# Runs inside the api-server's container: logs in, triggers, waits. On a busy machine an answer may fail to come: it is asked again.
 TRIGGER = """
 import json, sys, time, urllib.error, urllib.parse, urllib.request
 def ask(path, body=None, token=None):
@@ -263,38 +279,48 @@ def ask(path, body=None, token=None):
     return json.load(urllib.request.urlopen(request, timeout=30))
 password = json.load(open("/secrets/passwords.json"))
 name = next(iter(password))
-token = ask("/auth/token", {"username": name, "password": password[name]})["access_token"]
-for _ in range(60):
+state, run, token, until = "no answer", None, None, time.time() + float(sys.argv[2])
+conf = {"logical_date": None, "dag_run_id": "trial", "conf": json.loads(sys.argv[1])}
+while time.time() < until and state not in ("success", "failed"):
     try:
-        run = ask("/api/v2/dags/tiny/dagRuns", {"logical_date": None, "conf": json.loads(sys.argv[1])}, token)
-        break
+        token = token or ask("/auth/token", {"username": name, "password": password[name]})["access_token"]
+        run = run or ask("/api/v2/dags/tiny/dagRuns", conf, token)
+        state = ask("/api/v2/dags/tiny/dagRuns/trial", None, token)["state"]
     except urllib.error.HTTPError as error:
-        print(error, error.read()[:300], file=sys.stderr)
-        time.sleep(3)
-until = time.time() + 1200
-while time.time() < until:
-    state = ask("/api/v2/dags/tiny/dagRuns/" + urllib.parse.quote(run["dag_run_id"]), None, token)["state"]
-    if state in ("success", "failed"):
-        break
+        if error.code == 409: run = "made, though its answer did not come"
+        else: print(error, error.read()[:300], file=sys.stderr)
+    except OSError as error:
+        print(error, file=sys.stderr)
     time.sleep(3)
+if state == "failed":
+    for task in ask("/api/v2/dags/tiny/dagRuns/trial/taskInstances?limit=200", None, token)["task_instances"]:
+        if task["state"] == "failed": print(task["task_id"], "failed", file=sys.stderr)
 print(state)
 """
 
 
 def health(env: dict[str, str], compose: list[str], service: str) -> str:
+    return inspect(env, compose, service, "{{.State.Health.Status}}")
+
+
+def restarts(env: dict[str, str], compose: list[str], service: str) -> int:
+    return int(inspect(env, compose, service, "{{.RestartCount}}"))
+
+
+def inspect(env: dict[str, str], compose: list[str], service: str, what: str) -> str:
     found = subprocess.run([*compose, "ps", "-q", service], env=env, capture_output=True, text=True, check=False).stdout.split()
     if not found:
         return "absent"
-    done = subprocess.run(
-        ["docker", "inspect", "-f", "{{.State.Health.Status}}", found[0]], env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["docker", "inspect", "-f", what, found[0]], env=env, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 
-def compose_command() -> list[str] | None:
+def compose_commands() -> list[list[str]]:
+    """The compose plugin and docker-compose, those that are installed."""
+    found = []
     if shutil.which("docker") and subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
-        return ["docker", "compose"]
-    return ["docker-compose"] if shutil.which("docker-compose") else None
+        found.append(["docker", "compose"])
+    return [*found, ["docker-compose"]] if shutil.which("docker-compose") else found
 
 
 def run(*command: str, log: Path | None = None, env: dict[str, str] | None = None) -> None:

@@ -5,12 +5,14 @@ machine.
     python scripts/scale_rehearsal.py [--executor celery|local] [--slots 4] [--share 1.0]
 
 The number of parts is the experiment's own (`parts` of its declaration, times the stages of that kind), one mapped task a part, one group
-a stage, as the DAG has them. share: of the parts, for a quicker look. Prints seconds a part at this number of slots, processor seconds of
-the scheduler, api-server and database a part, the longest gap between two starts, and the rule that follows: how long a part must be for
-Airflow to cost 5% at most, and how many parts are worth it. The last line is one JSON object. About 15 minutes on two cores with all parts.
+a stage, grouped as the DAG groups them (craw4llm/grouping.py). share: of the parts, for a quicker look. Prints seconds a part at this
+number of slots, of the whole and of its first and last fifth (whether Airflow slows down as tasks pile up), processor seconds of the
+scheduler, api-server and workers a part, the longest gap between two starts, and the rule that follows: how long a part must be for
+Airflow to cost 5% at most. The last line is one JSON object. About 35 minutes on two cores with all parts.
 """
 
 import argparse
+import datetime
 import json
 import shutil
 import sys
@@ -23,8 +25,12 @@ import psutil
 from airflow_cluster import PROJECT, Cluster
 
 sys.path.insert(0, str(PROJECT))
+import itertools
+
+from craw4llm.grouping import LEAST_PART_S, grouped
 
 OVERHEAD = 0.05
+WAIT_S, WAIT_S_A_PART = 600.0, 6.0
 PAGES = {"corpus": 900_000_000, "score": 900_000_000, "tokenize": 20_000_000}  # of ClueWeb22-A's English part; kept by a selection
 DAG = '''"""Parts that do nothing."""
 from airflow.sdk import DAG, task
@@ -50,7 +56,7 @@ def parts_of_experiment(name: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for node in graph.nodes:
         if count := experiment.parts.get(node.stage.config.stage):
-            found.setdefault(node.stage.config.stage, []).append(count)
+            found.setdefault(node.stage.config.stage, []).append(grouped(count))
     return found
 
 
@@ -75,7 +81,9 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     facts["all_parts"] = sum(count for counts in by_kind.values() for count in counts)
     slot_s = facts["seconds_a_part"] * given.slots
+    facts["slot_seconds_a_part"] = round(slot_s, 2)
     facts["least_seconds_of_work_a_part"] = round(slot_s / OVERHEAD, 1)
+    facts["least_seconds_by_the_rule"] = LEAST_PART_S
     for name, value in facts.items():
         print(f"{name:<34} {value}")
     for kind, counts in by_kind.items():
@@ -96,19 +104,20 @@ def rehearse(folder: Path, stages: list[int], executor: str, slots: int) -> dict
                 cluster.start_worker(f"w{number}", queues="cpu", slots=max(1, slots // 2))
         began, before = time.monotonic(), processor_seconds(cluster)
         run = cluster.trigger("rehearsal", {})
-        state = cluster.wait_for_run("rehearsal", run, 3600)
+        state = cluster.wait_for_run("rehearsal", run, WAIT_S + WAIT_S_A_PART * sum(stages))
         spent, after = time.monotonic() - began, processor_seconds(cluster)
         tasks = [entry for entry in cluster.tasks("rehearsal", run) if entry["map_index"] >= 0]
-    starts = sorted(entry["start_date"] for entry in tasks if entry["start_date"])
-    parts = sum(stages)
+    starts = sorted(datetime.datetime.fromisoformat(entry["start_date"]).timestamp() for entry in tasks if entry["start_date"])
+    parts, fifth = sum(stages), len(starts) // 5
     return {
         "state": state,
         "parts": parts,
         "done": sum(entry["state"] == "success" for entry in tasks),
         "seconds": round(spent, 1),
         "seconds_a_part": round(spent / parts, 3),
-        "first_start": starts[0] if starts else None,
-        "last_start": starts[-1] if starts else None,
+        "seconds_a_part_first_fifth": round((starts[fifth] - starts[0]) / fifth, 3) if fifth else None,
+        "seconds_a_part_last_fifth": round((starts[-1] - starts[-1 - fifth]) / fifth, 3) if fifth else None,
+        "longest_gap_s": round(max((b - a for a, b in itertools.pairwise(starts)), default=0.0), 1),
         **{f"processor_s_a_part_{name}": round((after[name] - before.get(name, 0.0)) / parts, 3) for name in after},
         "load_average": round(psutil.getloadavg()[0], 1),
     }

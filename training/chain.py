@@ -20,6 +20,7 @@ FIRST_SEED = 124  # DCLM's
 # Sources: Craw4LLM, arXiv 2502.13347, section 4 and appendix A: pages of ClueWeb22-A English; pages crawled, batch and seeds of a crawl.
 CLUEWEB22_A_PAGES = 900_000_000
 CLUEWEB22_A_TEXT_BYTES = 6_400_000_000_000  # about 1,646 tokens a page at 4.3 bytes a token
+CLUEWEB22_A_LINKS = 18_000_000_000  # assumed, 20 a page to pages of the collection: its number was not found
 PAGES, BATCH_PAGES, SEEDS = 20_000_000, 10_000, 10_000
 DCLM_MODEL = "hf:mlfoundations/fasttext-oh-eli5/openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train.bin"
 FINEWEB_EDU_MODEL = "hf:HuggingFaceFW/fineweb-edu-classifier"
@@ -87,7 +88,11 @@ def published_corpus(path: str) -> Stage:
     source = External(
         name="corpus",
         path=path,
-        stated=(("pages", CLUEWEB22_A_PAGES, "pages"), ("text_bytes", CLUEWEB22_A_TEXT_BYTES, "bytes")),
+        stated=(
+            ("pages", CLUEWEB22_A_PAGES, "pages"),
+            ("text_bytes", CLUEWEB22_A_TEXT_BYTES, "bytes"),
+            ("links", CLUEWEB22_A_LINKS, "links"),
+        ),
     )
     return Stage(CorpusConfig(source=source, heldout_fraction=1e-4, dangling_links="outside"))
 

@@ -162,6 +162,7 @@ class ReportConfig(Config):
     stage: ClassVar[str] = "report"
     version: ClassVar[int] = 2
     variadic: ClassVar[bool] = True
+    estimated: ClassVar[bool] = False
     title: str
     question: str
     hypothesis: str = ""

@@ -16,6 +16,7 @@ are not read: other bytes of the same lengths would go unnoticed here, but not w
 are checked). The walk is repeated at every plan; the offsets are read again only where a size or a modification time has changed.
 """
 
+import functools
 import hashlib
 import os
 import re
@@ -79,10 +80,11 @@ def check_streams(streams: tuple[str, ...]) -> str | None:
     return None
 
 
-def allowed_streams(streams: tuple[str, ...]) -> list[bool]:
+@functools.cache
+def allowed_streams(streams: tuple[str, ...]) -> tuple[bool, ...]:
     """Of each language and stream, at language * 100 + SS: whether it is chosen. No choice is all of them."""
     names = (f"{language}{stream:02d}" for language in LANGUAGES for stream in range(100))
-    return [not streams or any(_begins(name, stream) for stream in streams) for name in names]
+    return tuple(not streams or any(_begins(name, stream) for stream in streams) for name in names)
 
 
 def delivered(root: Path, streams: tuple[str, ...]) -> list[DataFile]:
@@ -116,17 +118,17 @@ def count_records(root: Path, streams: tuple[str, ...]) -> int:
 def stamp(root: Path) -> str:
     """SHA-256 over name, size and modification time of all files that identify the folder: what a remembered digest is kept under."""
     told = hashlib.sha256()
-    for path in _identifying(root):
+    for name, path in _identifying(root):
         status = os.stat(path)
-        told.update(f"{os.path.relpath(path, root)}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+        told.update(f"{name}|{status.st_size}|{status.st_mtime_ns}\n".encode())
     return told.hexdigest()
 
 
 def digest(root: Path) -> str:
     """What identifies the folder (see the module's docstring)."""
     told = hashlib.sha256()
-    for path in _identifying(root):
-        told.update(f"{os.path.relpath(path, root)}|{os.stat(path).st_size}|".encode())
+    for name, path in _identifying(root):
+        told.update(f"{name}|{os.stat(path).st_size}|".encode())
         if not path.endswith(".json.gz"):
             with open(path, "rb") as stream:
                 told.update(hashlib.file_digest(stream, "sha256").hexdigest().encode())
@@ -134,11 +136,13 @@ def digest(root: Path) -> str:
     return told.hexdigest()
 
 
-def _identifying(root: Path) -> Iterator[str]:
+def _identifying(root: Path) -> Iterator[tuple[str, str]]:
+    """(path from the root, path)"""
     for kind in KINDS:
-        for path in _walk(root / kind):
+        folder = root / kind
+        for path in _walk(folder):
             if path.endswith((".json.gz", ".offset", ".checksum")):
-                yield path
+                yield kind + path[len(str(folder)) :], path
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -6,11 +6,20 @@
     graph/nodes.parquet   url string, page bool (false: a dead link), of page also doc_id, language; row k is node k
     graph/edges.parquet   source uint32, target uint32 (rows of nodes.parquet), ascending; flags uint8 and anchor string where there are any
 
-Only `url`, `source` and `target` are needed to read them: without `page` every node is a page. Edges may come in any order.
+Only `url`, `source` and `target` are needed to read them: without `page` every node is a page. Edges may come in any order:
+
+    edges.parquet -> buckets by ranges of sources (of about BUCKET_BYTES) -> each sorted in memory -> a record batch for each chunk of nodes
+
+so each edge is read twice (the first time by `open_linked`, which checks it), whatever the number of chunks. The sorted edges lie in the
+system's folder for temporary files (TMPDIR): 8 bytes an edge, flags and anchors, until the source is let go of.
 """
 
 import dataclasses
 import functools
+import itertools
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,33 +36,34 @@ from craw4llm.errors import InputError
 
 NODES, EDGES = "nodes.parquet", "edges.parquet"
 CHUNK_NODES = 8192
+BUCKET_BYTES = 64 << 20  # of edges that are sorted in memory at a time
+MAX_BUCKETS = 512  # files open at a time; of a larger graph the buckets are larger
+_BATCH_EDGES = 1 << 18
 _BLOCK_PAGES = 1 << 16
 _NODE_SCHEMA = pa.schema({"url": pa.string(), "page": pa.bool_(), "doc_id": pa.string(), "language": pa.string()})
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeChunk:
-    """The nodes start to stop - 1 that are pages, with their links."""
+    """The nodes start to stop - 1 that are pages, with their links: a record batch of the Arrow file `edges`, sorted."""
 
     folder: str
     start: int
     stop: int
     records: int
+    edges: str
+    batch: int
 
     @property
     def label(self) -> str:
         return f"nodes {self.start:,} to {self.stop - 1:,}"
 
     def read(self) -> Iterator[Page | Reject]:
-        folder = Path(self.folder)
         nodes, is_page = _nodes(self.folder)
-        source = pc.field("source")
-        edges = pq.read_table(folder / EDGES, filters=(source >= self.start) & (source < self.stop))
-        order = np.lexsort((edges["target"].to_numpy(), edges["source"].to_numpy()))
-        edges = edges.take(order)
+        edges = pa.ipc.open_file(pa.memory_map(self.edges)).get_batch(self.batch)
         ends = np.searchsorted(edges["source"].to_numpy(), np.arange(self.start, self.stop + 1))
         links = nodes["url"].take(edges["target"])
-        extra = [edges[name].to_pylist() if name in edges.column_names else None for name in ("anchor", "flags")]
+        extra = [edges[name].to_pylist() if name in edges.schema.names else None for name in ("anchor", "flags")]
         rows = nodes.slice(self.start, self.stop - self.start)
         doc_ids, languages = (rows[name].to_pylist() if name in rows.column_names else None for name in ("doc_id", "language"))
         for k, url in enumerate(rows["url"].to_pylist()):
@@ -74,6 +84,27 @@ class NodeChunk:
             )
 
 
+class _NodeChunks:
+    """The chunks of a folder; its edges are sorted when they are first asked for. of_chunk: edges of each chunk."""
+
+    def __init__(self, folder: Path, is_page: np.ndarray, of_chunk: np.ndarray) -> None:
+        self._folder, self._of_chunk, self._nodes = folder, of_chunk, len(is_page)
+        self._pages = np.add.reduceat(is_page, np.arange(0, len(is_page), CHUNK_NODES), dtype=np.int64).tolist()
+        self._sorted = ""  # the folder
+
+    def __iter__(self) -> Iterator[NodeChunk]:
+        bounds = _bucket_bounds(self._folder / EDGES, self._of_chunk)
+        if not self._sorted:
+            self._sorted = tempfile.mkdtemp(prefix="craw4llm-edges-")
+            weakref.finalize(self, shutil.rmtree, self._sorted, ignore_errors=True)
+            _sort_edges(self._folder / EDGES, Path(self._sorted), bounds)
+        for bucket, (first, stop) in enumerate(itertools.pairwise(bounds)):
+            for chunk in range(first, stop):
+                start = chunk * CHUNK_NODES
+                edges = f"{self._sorted}/{bucket:04}.arrow"
+                yield NodeChunk(str(self._folder), start, min(start + CHUNK_NODES, self._nodes), self._pages[chunk], edges, chunk - first)
+
+
 def is_linked(folder: Path) -> bool:
     return (folder / NODES).is_file() and (folder / EDGES).is_file()
 
@@ -89,17 +120,15 @@ def open_linked(folder: Path) -> Source:
             raise InputError(f"corpus: {folder / name} has the columns {', '.join(schema.names)}; expected {', '.join(wanted)}")
     nodes, is_page = _nodes(str(folder))
     edges = 0
-    for batch in pq.ParquetFile(folder / EDGES).iter_batches(1 << 20, columns=["source", "target"]):
+    of_chunk = np.zeros(-(-len(nodes) // CHUNK_NODES), dtype=np.int64)
+    for batch in _batches(folder / EDGES, ["source", "target"]):
         for name in ("source", "target"):
             found = pc.min_max(batch.column(name)).as_py()
             if batch.column(name).null_count or (found["min"] is not None and not 0 <= found["min"] <= found["max"] < len(nodes)):
                 raise InputError(f"corpus: {folder / EDGES}: {name} holds numbers that are no rows of {NODES} (0 to {len(nodes) - 1:,})")
         edges += batch.num_rows
-    counts = np.add.reduceat(is_page, np.arange(0, len(nodes), CHUNK_NODES), dtype=np.int64)
-    chunks = [
-        NodeChunk(str(folder), start, min(start + CHUNK_NODES, len(nodes)), int(count))
-        for start, count in zip(range(0, len(nodes), CHUNK_NODES), counts, strict=True)
-    ]
+        of_chunk += np.bincount(_chunk_of(batch), minlength=len(of_chunk))
+    chunks = _NodeChunks(folder, is_page, of_chunk)
     pages = int(is_page.sum())
     return Source(chunks=chunks, records=pages, origin=f"the link graph {folder.name}, {pages:,} pages and {edges:,} edges, no texts")
 
@@ -147,6 +176,57 @@ def _node_blocks(corpus: Corpus) -> Iterator[pa.Table]:
         rows = np.arange(first, min(first + _BLOCK_PAGES, n_dead))
         nothing = pa.nulls(len(rows), pa.string())
         yield pa.table([corpus.dead_urls.take(pa.array(rows)), pa.repeat(False, len(rows)), nothing, nothing], schema=_NODE_SCHEMA)
+
+
+def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    return pq.ParquetFile(path).iter_batches(_BATCH_EDGES, columns=columns)  # type: ignore[no-any-return]
+
+
+def _chunk_of(edges: pa.RecordBatch) -> np.ndarray:
+    return edges.column("source").to_numpy().astype(np.int64) // CHUNK_NODES
+
+
+def _bucket_bounds(path: Path, of_chunk: np.ndarray) -> list[int]:
+    """Bucket b is the chunks bounds[b] to bounds[b + 1] - 1: about as many edges each, of BUCKET_BYTES or less where they can be."""
+    metadata = pq.read_metadata(path)
+    size = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups)) + 16 * metadata.num_rows
+    buckets = min(MAX_BUCKETS, len(of_chunk), -(-size // BUCKET_BYTES))
+    before = np.cumsum(of_chunk) - of_chunk
+    bounds = np.searchsorted(before, np.arange(1, buckets) * (metadata.num_rows / max(buckets, 1)))
+    return [0, *sorted({*bounds.tolist()} - {0, len(of_chunk)}), len(of_chunk)]
+
+
+def _sort_edges(path: Path, out: Path, bounds: list[int]) -> None:
+    """Writes a file for each bucket: its edges sorted by (source, target), in a record batch for each of its chunks of nodes."""
+    has = pq.read_schema(path)
+    fields = [has.field(name) for name in ("source", "target", "flags") if name in has.names]
+    schema = pa.schema([*fields, *([pa.field("anchor", pa.string())] if "anchor" in has.names else [])])
+    names = [out / f"{bucket:04}.arrow" for bucket in range(len(bounds) - 1)]
+    streams = [pa.ipc.new_stream(str(name.with_suffix(".unsorted")), schema) for name in names]
+    try:
+        for batch in _batches(path, schema.names):
+            batch = batch.select(schema.names).cast(schema)
+            bucket = np.searchsorted(np.array(bounds), _chunk_of(batch), side="right") - 1
+            order = np.argsort(bucket, kind="stable")
+            ends = np.cumsum(np.bincount(bucket, minlength=len(streams)))
+            shared = batch.take(pa.array(order))
+            for stream, start, end in zip(streams, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+                if end > start:
+                    stream.write_batch(shared.slice(start, end - start))
+    finally:
+        for stream in streams:
+            stream.close()
+    for name, first, stop in zip(names, bounds[:-1], bounds[1:], strict=True):
+        unsorted = name.with_suffix(".unsorted")
+        with pa.ipc.open_stream(str(unsorted)) as stream:
+            edges = stream.read_all()
+        unsorted.unlink()
+        edges = edges.take(pa.array(np.lexsort((edges["target"].to_numpy(), edges["source"].to_numpy())))).combine_chunks()
+        ends = np.searchsorted(edges["source"].to_numpy(), np.arange(first, stop + 1) * CHUNK_NODES)
+        with pa.ipc.new_file(str(name), schema) as writer:
+            for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+                some = edges.slice(start, end - start).combine_chunks().to_batches()
+                writer.write_batch(some[0] if some else pa.RecordBatch.from_pylist([], schema))
 
 
 @functools.lru_cache(maxsize=1)

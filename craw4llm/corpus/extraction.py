@@ -45,6 +45,7 @@ READ_PAGE = "craw4llm.corpus.extraction:read_page"
 BATCH_PAGES = 32
 BATCH_BYTES = 4 << 20
 WALL_FACTOR = 20  # a child that sleeps uses no processor time: so many times page_seconds by the clock, and a minute
+_READ_BYTES = 1 << 16
 _LENGTH = struct.Struct("<Q")
 _FAILED_ALLOCATION = (b"memory allocation of", b"MemoryError", b"bad_alloc")
 
@@ -101,6 +102,7 @@ class Extractor:
         self.started = 0  # child processes so far
         self._reader = reader
         self._child: subprocess.Popen[bytes] | None = None
+        self._received = bytearray()  # from the child, beyond the last message taken
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as this object
 
     def __enter__(self) -> "Extractor":
@@ -153,25 +155,26 @@ class Extractor:
     def _message(self, descriptor: int) -> bytes | None:
         """The child's next message; None where it ended, or took far too long by the clock."""
         deadline = time.monotonic() + WALL_FACTOR * self.limits.page_seconds + 60
-        received = bytearray()
-        wanted = _LENGTH.size
+        received = self._received
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while True:
+            if len(received) >= _LENGTH.size:
+                end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
+                if len(received) >= end:
+                    message = bytes(memoryview(received)[_LENGTH.size : end])
+                    del received[:end]
+                    return message
             if not poll.poll(max(0, 1000 * (deadline - time.monotonic()))):
                 assert self._child is not None
                 self._child.kill()
                 self._child.wait()
                 self._child.returncode = -signal.SIGPROF
                 return None
-            piece = os.read(descriptor, max(wanted - len(received), 1))
+            piece = os.read(descriptor, _READ_BYTES)
             if not piece:
                 return None
             received += piece
-            if wanted == _LENGTH.size and len(received) >= wanted:
-                wanted += _LENGTH.unpack_from(received)[0]
-            if len(received) == wanted:
-                return bytes(received[_LENGTH.size :])
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
@@ -206,6 +209,7 @@ class Extractor:
 
     def _end(self) -> None:
         child, self._child = self._child, None
+        self._received.clear()
         if child is None:
             return
         for stream in (child.stdin, child.stdout):

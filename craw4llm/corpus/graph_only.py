@@ -11,6 +11,7 @@ graph may be larger than memory (a BVGraph's own links are decoded in memory).
 
 import dataclasses
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,16 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.build import Built
-from craw4llm.corpus.bvgraph import read_bvgraph
 from craw4llm.corpus.heldout import is_heldout
 from craw4llm.corpus.merge import MAX_PAGES, ROW_GROUP_PAGES, write_indegree
-from craw4llm.corpus.npy import NpyWriter, distinct
+from craw4llm.corpus.npy import NpyWriter
 from craw4llm.corpus.prepare import REJECTS
 from craw4llm.errors import InputError
 from craw4llm.execution import Execution
 
 HOST = "node.example"
 BLOCK_PAGES = 1 << 18
+_SOURCE, _TARGET = (1, 0) if sys.byteorder == "little" else (0, 1)  # the halves of a key
 
 Block = tuple[NDArray[np.int64], NDArray[np.uint32]]  # offsets (from 0) and targets of consecutive nodes; ascending, no repeats
 
@@ -53,6 +54,8 @@ class GraphSource:
 
 def open_bvgraph(path: Path) -> GraphSource:
     """path: the .graph or .properties file, or both without their ending. Raises InputError."""
+    from craw4llm.corpus.bvgraph import read_bvgraph  # brings numba, which takes half a second
+
     base = path.with_suffix("") if path.suffix in (".graph", ".properties") else path
     offsets, targets = read_bvgraph(base)
 
@@ -77,14 +80,9 @@ def has_edges(path: Path) -> bool:
 def open_edges(path: Path) -> GraphSource:
     """A Parquet file with the integer columns source and target. Raises InputError for numbers that are no page ids."""
     file = pq.ParquetFile(path)
-    highest = -1
-    for batch in _edges(file):
-        for name in ("source", "target"):
-            column = batch.column(name)
-            low_high = pc.min_max(column).as_py()
-            if column.null_count or (low_high["min"] is not None and not 0 <= low_high["min"] <= low_high["max"] < MAX_PAGES):
-                raise InputError(f"corpus: the column {name!r} of {path} holds nulls or numbers outside 0 to {MAX_PAGES - 1:,}")
-            highest = max(highest, low_high["max"] if low_high["max"] is not None else -1)
+    highest = _highest_stated(file)
+    if highest is None:  # no statistics, or such that the edges must be looked at
+        highest = max((_checked(batch, path) for batch in _edges(file)), default=-1)
     if highest < 0:
         raise InputError(f"corpus: {path} has no edge")
     rows = file.metadata.num_rows
@@ -115,13 +113,16 @@ def build_graph(source: GraphSource, out: Path, config: CorpusConfig, execution:
     ):
         links_offsets.append([0])
         for offsets, targets in source.blocks(temporary, execution.memory_bytes):
-            count = len(offsets) - 1
-            of = np.repeat(np.arange(page, page + count), np.diff(offsets))
-            kept = targets != of
-            ends = links + np.cumsum(np.bincount(of[kept] - page, minlength=count))
-            links_offsets.append(ends.astype(np.uint64))
-            links_targets.append(targets[kept])
-            links, page, given = int(ends[-1]), page + count, given + len(targets)
+            count, given = len(offsets) - 1, given + len(targets)
+            ends = offsets[1:]
+            of = np.repeat(np.arange(page, page + count, dtype=np.uint32), np.diff(offsets))
+            own = np.flatnonzero(targets == of)  # links of a page to itself: few
+            if len(own):
+                ends = ends - np.cumsum(np.bincount(of[own] - np.uint32(page), minlength=count))
+                targets = _without(targets, own)
+            links_offsets.append((links + ends).astype(np.uint64))
+            links_targets.append(targets)
+            links, page = links + int(ends[-1]), page + count
             progress.update(count)
     shutil.rmtree(temporary)
     assert page == nodes, "the blocks of a graph cover its nodes"
@@ -204,22 +205,57 @@ def _edges(file: pq.ParquetFile) -> Iterator[Any]:
     return file.iter_batches(1 << 20, columns=["source", "target"])
 
 
+def _highest_stated(file: pq.ParquetFile) -> int | None:
+    """The highest number, by the statistics of the row groups; None where they are missing or say that a number is no page id.
+
+    What they say is not believed: the edges are checked against it when they are read.
+    """
+    metadata, highest = file.metadata, -1
+    columns = [k for k in range(metadata.num_columns) if metadata.schema.column(k).path in ("source", "target")]
+    for k in range(metadata.num_row_groups):
+        for column in columns:
+            stated = metadata.row_group(k).column(column).statistics
+            if stated is None or not stated.has_min_max or not stated.has_null_count or stated.null_count:
+                return None
+            if not 0 <= stated.min <= stated.max < MAX_PAGES:
+                return None
+            highest = max(highest, stated.max)
+    return highest
+
+
+def _checked(batch: Any, path: Path, below: int = MAX_PAGES) -> int:
+    """The highest number of a batch of edges, -1 of none. Raises InputError for nulls, and for numbers outside 0 to below - 1."""
+    highest = -1
+    for name in ("source", "target"):
+        column = batch.column(name)
+        found = pc.min_max(column).as_py()
+        if column.null_count or (found["min"] is not None and not 0 <= found["min"] <= found["max"] < below):
+            raise InputError(f"corpus: the column {name!r} of {path} holds nulls or numbers outside 0 to {below - 1:,}")
+        highest = max(highest, found["max"] if found["max"] is not None else -1)
+    return highest
+
+
 def _sorted_blocks(path: Path, nodes: int, rows: int, folder: Path, memory_bytes: int) -> Iterator[Block]:
     """Edges in any order, sorted on disk: shared out to files by ranges of sources, each of which is sorted in memory."""
     buckets = max(1, min(512, 32 * rows // memory_bytes + 1))
     if buckets == 1:
-        yield from _blocks(np.concatenate([_keys(batch) for batch in _edges(pq.ParquetFile(path))]), 0, nodes)
+        keys, start = np.empty(rows, dtype=np.uint64), 0
+        for batch in _edges(pq.ParquetFile(path)):
+            _fill(keys[start : start + len(batch)], batch, path, nodes)
+            start += len(batch)
+        yield from _blocks(keys[:start], 0, nodes)
         return
     width = -(-nodes // buckets)
     streams = [(folder / f"{b:04}").open("wb") for b in range(buckets)]
     try:
         for batch in _edges(pq.ParquetFile(path)):
-            keys = _keys(batch)
-            bucket = ((keys >> np.uint64(32)) // np.uint64(width)).astype(np.int64)
+            keys = np.empty(len(batch), dtype=np.uint64)
+            _fill(keys, batch, path, nodes)
+            bucket = (_halves(keys)[:, _SOURCE] // np.uint32(width)).astype(np.int16)
             order = np.argsort(bucket, kind="stable")
             ends = np.cumsum(np.bincount(bucket, minlength=buckets))
             for b, some in enumerate(np.split(keys[order], ends[:-1])):
-                streams[b].write(some.tobytes())
+                streams[b].write(some.data)
     finally:
         for stream in streams:
             stream.close()
@@ -230,19 +266,35 @@ def _sorted_blocks(path: Path, nodes: int, rows: int, folder: Path, memory_bytes
         yield from _blocks(keys, min(b * width, nodes), min((b + 1) * width, nodes))
 
 
-def _keys(batch: Any) -> NDArray[np.uint64]:
-    """source << 32 | target."""
-    source, target = (batch.column(name).to_numpy().astype(np.uint64) for name in ("source", "target"))
-    keys: NDArray[np.uint64] = (source << np.uint64(32)) | target
-    return keys
+def _fill(keys: NDArray[np.uint64], batch: Any, path: Path, nodes: int) -> None:
+    """Makes of edges keys: source << 32 | target."""
+    _checked(batch, path, nodes)
+    halves = _halves(keys)
+    halves[:, _SOURCE], halves[:, _TARGET] = (batch.column(name).to_numpy() for name in ("source", "target"))
+
+
+def _halves(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """uint32[len(keys), 2]: the same memory; columns _SOURCE and _TARGET."""
+    return keys.view(np.uint32).reshape(-1, 2)
 
 
 def _blocks(keys: NDArray[np.uint64], first: int, stop: int) -> Iterator[Block]:
-    """The nodes first to stop - 1, whose edges these are, in any order."""
-    keys = distinct(keys)
+    """The nodes first to stop - 1, whose edges these are, in any order. Sorts the keys in place."""
+    keys.sort()
+    repeats = np.flatnonzero(keys[1:] == keys[:-1])
     for low in range(first, stop, BLOCK_PAGES):
         high = min(low + BLOCK_PAGES, stop)
         begin, end = np.searchsorted(keys, [np.uint64(low << 32), np.uint64(high << 32)])
-        some = keys[begin:end]
-        counts = np.bincount((some >> np.uint64(32)).astype(np.int64) - low, minlength=high - low)
-        yield np.concatenate(([0], np.cumsum(counts))), (some & np.uint64(2**32 - 1)).astype(np.uint32)
+        some = _halves(keys[begin:end])
+        counts = np.bincount(some[:, _SOURCE] - np.uint32(low), minlength=high - low)
+        repeated = repeats[np.searchsorted(repeats, begin) : np.searchsorted(repeats, end)] - begin
+        if len(repeated):
+            counts -= np.bincount(some[repeated, _SOURCE] - np.uint32(low), minlength=high - low)
+        yield np.concatenate(([0], np.cumsum(counts))), _without(some[:, _TARGET], repeated)
+
+
+def _without(values: NDArray[np.uint32], places: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """The values but for those at `places`, which ascend."""
+    if 64 * len(places) > len(values):
+        return np.delete(values, places)
+    return np.concatenate([values[a:b] for a, b in zip([0, *(places + 1).tolist()], [*places.tolist(), len(values)], strict=True)])

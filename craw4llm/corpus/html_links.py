@@ -12,6 +12,7 @@ them) about 20 times as fast; resiliparse's element collections take quadratic t
 import dataclasses
 import html
 import re
+import string
 
 from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
@@ -24,7 +25,6 @@ _META = re.compile(rb"<meta\b[^>]*?\bcharset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]+)",
 _META_BYTES = 1024  # HTML standard, 13.2.3.2: the prescan looks at the first 1,024 bytes
 
 _RAW_TEXT = "script style title textarea xmp iframe noembed noframes"  # elements that hold text only: HTML standard, 13.2.6
-_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.I) for name in _RAW_TEXT.split()}
 _PLACE_NAMES = "nav|header|footer|aside|main|article"
 _READ_NAMES = f"a|area|base|link|meta|{_PLACE_NAMES}|{_RAW_TEXT.replace(' ', '|')}"
 
@@ -37,21 +37,41 @@ def _either_case(names: str) -> str:
     return "|".join(f"[{letter}{letter.upper()}](?:{'|'.join(rest)})" for letter, rest in by_letter.items())
 
 
+_RAW_END = {name: re.compile(rf"</{_either_case(name)}(?=[\s/>])") for name in _RAW_TEXT.split()}
+
+
+def _other_letters(names: str) -> str:
+    """The letters, in both cases, that none of the names begins with."""
+    return "".join(c for c in string.ascii_letters if c.lower() not in {name[0] for name in names.split("|")})
+
+
 # The inside of a tag behind its name. Possessive, like all of this, so that a tag which never ends is read once.
-_INSIDE = r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+"
+_INSIDE = r"[^>=]*+(?:=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"']))[^>=]*+)*+"
+# The inside of most <a> but for its one href: lower-case attributes in double quotes, none of them rel. (_ATTRIBUTE would read it alike.)
+_COMMON = r"(?:\s++(?!(?:href|rel)=)[a-z-]++=\"[^\"]*+\")*+"
 # Over text, tags of no interest (whole ones, since "<a href" in a quoted attribute is no tag) and lone "<" to what matters: a comment, the
 # end of an element, or a tag with its inside (and the text of a link that has nothing but text). One match for each of these, not one for
-# every tag; letters in both cases, not re.I: half the time.
+# every tag; letters in both cases, not re.I: half the time. What is passed over, the most frequent first: the end of an element and a
+# tag that one letter tells, tags by their names, whole scripts, styles and comments, any other. ("<!-->" is a whole comment.)
 _CLOSED = _either_case(f"a|{_PLACE_NAMES}")
 _OPENED = _either_case(_READ_NAMES)
-_NEXT = re.compile(
-    rf"(?:[^<]++|<(?!!--|/(?:{_CLOSED})[\s/>]|[A-Za-z])|<(?!(?:{_OPENED})[\s/>])[A-Za-z][^\s/>]*+{_INSIDE}>)*+"
-    rf"<(?:(!--)|/({_CLOSED})(?=[\s/>])|({_OPENED})(?=[\s/>])({_INSIDE})>(?:([^<]*+)</[aA]>)?)"
+_USUAL = "li|span|t[rdh]|h[1-6r]|br?|img|i|strong|small|input|label"
+_WHOLE = "|".join(
+    rf"{_either_case(n)}(?=[\s/>]){_INSIDE}>[^<]*+(?:<(?!/{_either_case(n)}[\s/>])[^<]*+)*+</{_either_case(n)}(?=[\s/>])"
+    for n in ("script", "style")
 )
+_NEXT = re.compile(
+    rf"(?:[^<]*+<(?:/[{_other_letters(f'a|{_PLACE_NAMES}')}]|[{_other_letters(_READ_NAMES)}][^\s/>]*+{_INSIDE}>|(?:{_USUAL})(?=[\s/>]){_INSIDE}>"
+    rf"|!--(?:-?+>|[^-]*+(?:-(?!->)[^-]*+)*+-->)|{_WHOLE}"
+    rf"|(?!(?:{_OPENED})[\s/>])[A-Za-z][^\s/>]*+{_INSIDE}>|/(?!(?:{_CLOSED})[\s/>])|(?!!--|/|[A-Za-z])))*+[^<]*+<(?:"
+    rf"([aA]){_COMMON}\s++href=\"([^\"]*+)\"{_COMMON}\s*+>(?:([^<]*+)</[aA]>)?"
+    rf"|(!--)|/({_CLOSED})(?=[\s/>])|({_OPENED})(?=[\s/>])({_INSIDE})>(?:([^<]*+)</[aA]>)?)"
+)
+_TEXT_OF_PLAIN, _COMMENT, _END = 3, 4, 5  # groups of _NEXT; those before are of a plain link, those after of any other tag that matters
 _ATTRIBUTE = re.compile(r"([^\s/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]*)))?")
-# The inside of most <a>: no attribute but these, and no entity. (What it matches, _ATTRIBUTE would read alike.)
-_COMMON = r"(?:\s+(?:class|target|title|id)=\"[^\"]*\")*+"
-_PLAIN_LINK = re.compile(rf"{_COMMON}\s+href=\"([^\"&]*)\"{_COMMON}\s*")
+# What a <meta> or <link> has that is worth its attributes; an entity may stand for any of it.
+_READ_META = re.compile("robots|tdm-reservation|content-usage|content-signal|refresh|&", re.I)
+_MAYBE_CANONICAL = re.compile("canonical|&", re.I)
 _TAG_IN_ANCHOR = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1[^>]*>|<[A-Za-z/!][^>]*>", re.I | re.S)
 
 _PLACES = frozenset(_PLACE_NAMES.split("|"))
@@ -127,23 +147,40 @@ def decode(data: bytes, charset: str | None = None) -> str:
 def read_markup(page: str) -> Markup:
     """Links, base, canonical address and signals of a page. Time is linear in the page."""
     found = Markup()
+    links, anchors, flags = found.links, found.anchors, found.flags
+    match = _NEXT.match
     boilerplate = {"nav": 0, "header": 0, "footer": 0, "aside": 0}  # how many of each are open
-    inside = False  # whether any is
+    place = 0  # _BOILERPLATE where any is
     content = 0  # depth of <main> and <article>, whose headers and footers are their own
     open_anchor = -1  # where the text of the last link begins
     at = 0
     # Whatever does not end swallows the rest of the page, as in a browser; so the time is linear in the page.
-    while token := _NEXT.match(page, at):
-        comment, closed, opened, attributes, text = token.groups()
+    while token := match(page, at):
         at = token.end()
-        if comment:
+        kind = token.lastindex or 0
+        if kind <= _TEXT_OF_PLAIN:  # most of them
+            if open_anchor >= 0:  # a link within a link ends it: HTML standard, 13.2.6.4.7
+                anchors[-1] = _anchor(page, open_anchor, token.start(1) - 1)
+                open_anchor = -1
+            link = token[2]
+            links.append((html.unescape(link) if "&" in link else link).strip())
+            flags.append(place)
+            if kind == _TEXT_OF_PLAIN:
+                text = token[3]
+                anchors.append(_folded(html.unescape(text) if "&" in text else text))
+            else:
+                anchors.append("")
+                open_anchor = at
+            continue
+        if kind == _COMMENT:
             at = page.find("-->", at - 2) + 3  # "<!-->" is a whole comment
             if at < 3:
                 break
             continue
+        closed, opened, attributes, text = token.group(5, 6, 7, 8)
         tag = (closed or opened).lower()
         if text is not None and tag != "a":
-            at = token.end(4) + 1  # the text is that of a link around this element
+            at = token.end(7) + 1  # the text is that of a link around this element
         if tag in _PLACES:
             step = -1 if closed else 1
             if tag in ("main", "article"):
@@ -152,28 +189,25 @@ def read_markup(page: str) -> Markup:
                     boilerplate = dict.fromkeys(boilerplate, 0)  # neither stands within a navigation; one that is open was not closed
             elif closed or not content or tag in ("nav", "aside"):
                 boilerplate[tag] = max(0, boilerplate[tag] + step)
-            inside = any(boilerplate.values())
+            place = _BOILERPLATE if any(boilerplate.values()) else 0
         elif tag in ("a", "area"):
-            if open_anchor >= 0:  # a link within a link ends it: HTML standard, 13.2.6.4.7
-                found.anchors[-1] = _anchor(page, open_anchor, token.start(2) - 2 if closed else token.start(3) - 1)
+            if open_anchor >= 0:
+                anchors[-1] = _anchor(page, open_anchor, (token.start(5) - 2 if closed else token.start(6) - 1))
                 open_anchor = -1
             if closed:
                 continue
-            plain = _PLAIN_LINK.fullmatch(attributes)
-            given = {"href": plain[1]} if plain else _attributes(attributes)
+            given = _attributes(attributes)
             if "href" not in given:
                 continue
-            flags = _BOILERPLATE if inside else 0
-            if "rel" in given and not _NO_FOLLOWING.isdisjoint(given["rel"].lower().split()):
-                flags |= _NOFOLLOW
-            found.links.append(given["href"].strip())
-            found.flags.append(flags)
+            links.append(given["href"].strip())
+            followed = "rel" not in given or _NO_FOLLOWING.isdisjoint(given["rel"].lower().split())
+            flags.append(place if followed else place | _NOFOLLOW)
             if tag == "area":
-                found.anchors.append(_folded(given.get("alt", "")))
+                anchors.append(_folded(given.get("alt", "")))
             elif text is not None:
-                found.anchors.append(_folded(html.unescape(text) if "&" in text else text))
+                anchors.append(_folded(html.unescape(text) if "&" in text else text))
             else:
-                found.anchors.append("")
+                anchors.append("")
                 open_anchor = at
         elif tag in _RAW_END:
             end = _RAW_END[tag].search(page, at)
@@ -181,11 +215,16 @@ def read_markup(page: str) -> Markup:
                 break
             at = end.end()
         elif tag == "meta":
-            _meta(_attributes(attributes), found, open_anchor >= 0)
+            if _READ_META.search(attributes):
+                _meta(_attributes(attributes), found, open_anchor >= 0)
         elif tag == "base":
             if found.base is None and "href" in (given := _attributes(attributes)):
                 found.base = given["href"].strip()
-        elif found.canonical is None and "canonical" in (given := _attributes(attributes)).get("rel", "").lower().split():
+        elif (
+            found.canonical is None
+            and _MAYBE_CANONICAL.search(attributes)
+            and "canonical" in (given := _attributes(attributes)).get("rel", "").lower().split()
+        ):
             found.canonical = given.get("href", "").strip() or None
     return found
 
@@ -203,15 +242,18 @@ def place_links(markup: Markup, text: str) -> None:
     is no <nav> is told from one of the text, and a link without text (an image) has neither flag.
     """
     text = " ".join(text.split())
+    flags = markup.flags
     place = 0
     for k, anchor in enumerate(markup.anchors):
-        if not anchor or markup.flags[k] & (_BOILERPLATE | _REFRESHED):
+        if not anchor or flags[k] & (_BOILERPLATE | _REFRESHED):
             continue
-        at = _find_words(text, anchor, place)
+        at = text.find(anchor, place, place + _UNFLAGGED_REACH)
+        if at >= 0:
+            at = _whole_words(text, anchor, at, place + _UNFLAGGED_REACH)
         if at < 0:
-            markup.flags[k] |= _BOILERPLATE
+            flags[k] |= _BOILERPLATE
         else:
-            markup.flags[k] |= _BODY
+            flags[k] |= _BODY
             place = at + len(anchor)
 
 
@@ -289,10 +331,8 @@ def _folded(text: str) -> str:
     return " ".join(text.split())[:MAX_ANCHOR_CHARS].rstrip()
 
 
-def _find_words(text: str, anchor: str, place: int) -> int:
-    """Where `anchor` stands in the next part of `text`, not as a part of a longer word; -1: nowhere."""
-    reach = place + _UNFLAGGED_REACH
-    at = text.find(anchor, place, reach)
+def _whole_words(text: str, anchor: str, at: int, reach: int) -> int:
+    """Where `anchor`, which is found at `at`, stands in `text` up to `reach` not as a part of a longer word; -1: nowhere."""
     while at >= 0:
         end = at + len(anchor)
         if not (at and text[at - 1].isalnum() and anchor[0].isalnum()) and not (

@@ -33,15 +33,14 @@ from craw4llm.corpus.extraction import DEFAULT_LIMITS, Answer, extractor
 from craw4llm.corpus.html_links import decode, links_of
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Source
 from craw4llm.corpus.synthetic import open_synthetic
-from craw4llm.corpus.urls import canonical_url
+from craw4llm.corpus.urls import canonical_url, folder_of, host_of, link_key
 from craw4llm.errors import InputError
 
 WEB_JSON = "web.json"
 ENDINGS = (".html", ".htm", ".xhtml")
 CHUNK_FILES = 32
 
-Folds = tuple[tuple[re.Pattern[str], str], ...]
-
+_REFRESH = int(LinkFlag.REFRESH)
 _INDEX = tuple(f"index{ending}" for ending in ENDINGS)
 _EXPECTED = (
     'expected {"kind": "html_tree", "origin": str, "sites": [{"folder": str, "base_url": str, "package": str, "version": str, '
@@ -59,6 +58,18 @@ class Site:
     version: str
     max_pages: int | None
     aliases: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fold:
+    """What takes the place of the beginning of a URL. prefix: matches it. host: matches the hosts of all URLs that it can match."""
+
+    prefix: re.Pattern[str]
+    host: re.Pattern[str]
+    base_url: str
+
+
+Folds = tuple[_Fold, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +104,7 @@ class FileChunk:
             else:
                 data[name] = content
         outcome.update(zip(data, extractor(self.limits).read([(content, None) for content in data.values()]), strict=True))
-        known: dict[tuple[str, str], str | None] = {}
+        resolver = _Resolver(self.folds)
         for k, name in enumerate(self.files):
             url = page_url(self.site.base_url, name)
             page = outcome[name]
@@ -101,15 +112,18 @@ class FileChunk:
                 yield Reject(self.site.package, self.start + k, url, page)
                 continue
             # A page that only sends on to another is no link of the site's author: meta refreshes are left out here.
-            kept = [j for j, flag in enumerate(page.flags) if not flag & LinkFlag.REFRESH]
+            links, anchors, flags = page.links, page.anchors, page.flags
+            if any(flag & _REFRESH for flag in flags):
+                kept = [j for j, flag in enumerate(flags) if not flag & _REFRESH]
+                links, anchors, flags = [links[j] for j in kept], [anchors[j] for j in kept], [flags[j] for j in kept]
             yield Page(
                 self.site.package,
                 self.start + k,
                 url,
                 page.text,
-                _resolved(page.base, [page.links[j] for j in kept], url, self.folds, known),
-                anchors=[page.anchors[j] for j in kept],
-                link_flags=[page.flags[j] for j in kept],
+                resolver.links(page.base, links, url),
+                anchors=anchors,
+                link_flags=flags,
                 canonical=page.canonical,
                 signals=page.signals,
             )
@@ -184,40 +198,54 @@ def _read(path: Path, page_bytes: int) -> bytes | None:
     return data if len(data) <= page_bytes else None
 
 
-def _resolved(
-    base_href: str | None, links: list[str], url: str, folds: Folds, known: dict[tuple[str, str], str | None] | None = None
-) -> list[str | None]:
-    """A page's links as canonical URLs, folded onto the sites; None for what is no web page's URL."""
-    known = {} if known is None else known
-    base = (canonical_url(base_href, url) if base_href else None) or url
-    resolved = []
-    for link in links:
-        key = (base, link)
-        if key not in known:
-            known[key] = _folded(canonical_url(link, base), folds)
-        resolved.append(known[key])
-    return resolved
+class _Resolver:
+    """Links of pages as canonical URLs, folded onto the sites."""
 
+    def __init__(self, folds: Folds) -> None:
+        self._folds = folds
+        self._of_host: dict[str, Folds] = {}  # those that can match
+        self._known: dict[tuple[str, str], str | None] = {}
 
-def _folded(url: str | None, folds: Folds) -> str | None:
-    if url is None:
-        return None
-    for prefix, base_url in folds:
-        matched = prefix.match(url)
-        if matched:
-            directory, _, last = url[matched.end() :].rpartition("/")
-            if last.lower() in _INDEX:
-                last = ""
-            return f"{base_url}{directory}/{last}" if directory else f"{base_url}{last}"
-    return url
+    def links(self, base_href: str | None, links: list[str], url: str) -> list[str | None]:
+        """The links of the page `url`; None for what is no web page's URL."""
+        base = (canonical_url(base_href, url) if base_href else None) or url
+        folder, known = folder_of(base), self._known
+        resolved = []
+        for link in links:
+            key = link_key(link, base, folder)
+            if key not in known:
+                known[key] = self._folded(canonical_url(link, base))
+            resolved.append(known[key])
+        return resolved
+
+    def _folded(self, url: str | None) -> str | None:
+        if url is None:
+            return None
+        host = host_of(url)
+        if host not in self._of_host:
+            self._of_host[host] = tuple(fold for fold in self._folds if fold.host.fullmatch(host))
+        for fold in self._of_host[host]:
+            matched = fold.prefix.match(url)
+            if matched:
+                directory, _, last = url[matched.end() :].rpartition("/")
+                if last.lower() in _INDEX:
+                    last = ""
+                return f"{fold.base_url}{directory}/{last}" if directory else f"{fold.base_url}{last}"
+        return url
 
 
 def _folds(sites: list[Site]) -> Folds:
-    """(pattern of the beginning of a URL, base_url that takes its place): sites and aliases, the longest first, a site before an alias."""
+    """Of sites and aliases: the longest first, a site before an alias."""
     pairs = {alias: site.base_url for site in sites for alias in site.aliases} | {site.base_url: site.base_url for site in sites}
     own = {site.base_url for site in sites}
     ordered = sorted(pairs.items(), key=lambda pair: (-len(pair[0].replace("*", "")), pair[0] not in own, pair))
-    return tuple((re.compile("https?:" + re.escape(prefix.partition(":")[2]).replace(r"\*", "[^/]*")), base) for prefix, base in ordered)
+    return tuple(
+        _Fold(re.compile("https?:" + _any(prefix.partition(":")[2])), re.compile(_any(host_of(prefix))), base) for prefix, base in ordered
+    )
+
+
+def _any(text: str) -> str:
+    return re.escape(text).replace(r"\*", "[^/]*")
 
 
 def _breadth_first(site: Site, files: list[str], folds: Folds, page_bytes: int) -> list[str]:
@@ -226,6 +254,7 @@ def _breadth_first(site: Site, files: list[str], folds: Folds, page_bytes: int) 
     file_at = {page_url(site.base_url, name): name for name in reversed(files)}
     home = file_at.get(site.base_url)
     starts = ([home] if home else []) + files
+    resolver = _Resolver(folds)
     taken: dict[str, None] = {}
     for start in starts:
         if start in taken:
@@ -240,7 +269,7 @@ def _breadth_first(site: Site, files: list[str], folds: Folds, page_bytes: int) 
                 data = _read(site.folder / name, page_bytes)
             except OSError:
                 continue  # the build rejects it by name
-            for url in _resolved(*links_of(decode(data)), page_url(site.base_url, name), folds) if data else ():
+            for url in resolver.links(*links_of(decode(data)), page_url(site.base_url, name)) if data else ():
                 target = file_at.get(url or "")
                 if target is not None and target not in taken and len(taken) < site.max_pages:
                     taken[target] = None

@@ -11,6 +11,7 @@ anchor: the first that has text.
 """
 
 import dataclasses
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Signal, Skipped
-from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url
+from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, folder_of, link_key
 
 MAX_ANCHOR_CHARS = 500
 
@@ -48,8 +49,8 @@ PAGES = pa.schema(
 REJECTS = pa.schema({"order": pa.int64(), "source": pa.string(), "position": pa.uint64(), "url": pa.string(), "reason": pa.string()})
 
 _ZSTD = pa.Codec("zstd")
-_FOLDER_DECIDES = frozenset("/.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")  # unlike "?query", "#part" and ""
-_BOTH = LinkFlag.NOFOLLOW | LinkFlag.REFRESH  # a flag of the link only if all of its mentions have it
+_BODY, _BOILERPLATE, _NOFOLLOW = (int(flag) for flag in (LinkFlag.BODY, LinkFlag.BOILERPLATE, LinkFlag.NOFOLLOW))  # an enum's own & is slow
+_BOTH = int(LinkFlag.NOFOLLOW | LinkFlag.REFRESH)  # a flag of the link only if all of its mentions have it
 _CONTROL = dict.fromkeys([*range(32), 127], " ")
 # Estimates of what Python's objects take: a page's row, a distinct link URL (in two dictionaries), a link, an anchor beside its text.
 _PAGE_BYTES, _URL_BYTES, _LINK_BYTES, _ANCHOR_BYTES = 800, 350, 30, 57
@@ -188,15 +189,16 @@ class Gathered:
             self.nofollow_links += len(record.links)
             return 0
         base = record.base or url
-        folder = base.partition("?")[0].rpartition("/")[0]  # what a relative path is resolved against
-        plain = not record.anchors and not record.link_flags
+        folder = folder_of(base)
+        plain, drop = not record.anchors and not record.link_flags, config.nofollow == "drop"
         targets: dict[int, int] = {}  # number of the URL -> flags
         anchors: dict[int, str] = {}
-        for k, link in enumerate(record.links):
+        given_flags, given_anchors = record.link_flags or itertools.repeat(0), record.anchors or itertools.repeat(None)
+        for link, flags, anchor in zip(record.links, given_flags, given_anchors, strict=False):
             if not isinstance(link, str):
                 self.unusable_links += 1
                 continue
-            key = (folder if link[:1] in _FOLDER_DECIDES else base, link)
+            key = link_key(link, base, folder)
             if key in known:
                 target = known[key]
             else:
@@ -209,13 +211,12 @@ class Gathered:
             if plain:
                 targets[place.setdefault(target, len(place))] = 0
                 continue
-            flags = int(record.link_flags[k]) if record.link_flags else 0
-            if config.nofollow == "drop" and flags & LinkFlag.NOFOLLOW:
+            flags = int(flags)
+            if drop and flags & _NOFOLLOW:
                 self.nofollow_links += 1
                 continue
             number = place.setdefault(target, len(place))
             targets[number] = _together(targets[number], flags) if number in targets else flags
-            anchor = record.anchors[k] if record.anchors else None
             if anchor is not None and not anchors.get(number):
                 anchors[number] = folded(anchor)
         if record.link_flags or self._flags:
@@ -262,14 +263,16 @@ class Gathered:
 
 def folded(anchor: str) -> str:
     """An anchor text in one line: control characters and runs of white space are one space, at most MAX_ANCHOR_CHARS characters."""
+    if len(anchor) <= MAX_ANCHOR_CHARS and anchor.isprintable() and "  " not in anchor and anchor == anchor.strip():
+        return anchor  # as it is: nothing in it but the space is white space, a control character or a lone surrogate
     line = " ".join(anchor[: 8 * MAX_ANCHOR_CHARS].translate(_CONTROL).split())[:MAX_ANCHOR_CHARS]
     return line if _is_unicode(line) else line.encode(errors="replace").decode()
 
 
 def _together(a: int, b: int) -> int:
     """Flags of two links to one URL."""
-    place = (a | b) & LinkFlag.BODY or (a | b) & LinkFlag.BOILERPLATE
-    return int(place | (a & b & _BOTH))
+    place = (a | b) & _BODY or (a | b) & _BOILERPLATE
+    return place | (a & b & _BOTH)
 
 
 def _gathered(counts: NDArray[np.int64], order: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -30,6 +30,9 @@ _CANONICAL = re.compile(
     r"(?:/(?![.]|%2[eE])[A-Za-z0-9_~!$&'()*+,;=:@%.-]*)+(?:\?[A-Za-z0-9_~!$&()*+,;=:@%./?-]+)?"
 )
 
+# A link that begins with one of these is resolved against the base's folder alone, unlike "?query", "#part" and "".
+_FOLDER_DECIDES = frozenset("/.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+
 # Parameters that say through which advertisement, letter or share somebody came, and nothing about the page. A change of this list is a
 # change of the corpus stage's version. Names are compared in lower case; one that ends with * is a beginning.
 _TRACKING = """
@@ -44,8 +47,14 @@ def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTE
     """The canonical spelling of `url` (resolved against `base`), or None if it is no web page's URL."""
     if len(url) > MAX_URL_BYTES:
         return None
-    if rules == AS_WRITTEN and _CANONICAL.fullmatch(url):
-        return url
+    mark = url.find("#")
+    if mark > 0 and url[mark - 1] > " " and url.isascii():
+        url = url[:mark]  # what a parser would find there is dropped below; a space before it would be part of the path
+    if rules is AS_WRITTEN or rules == AS_WRITTEN:
+        if _CANONICAL.fullmatch(url):
+            return url
+        if base and (joined := _joined(url, base)) and _CANONICAL.fullmatch(joined) and len(joined) <= MAX_URL_BYTES:
+            return joined
     try:
         parsed = ada_url.URL(url.strip(), base=base) if base else ada_url.URL(url.strip())
         text = str(parsed.href)
@@ -62,6 +71,16 @@ def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTE
     return text if len(text) <= MAX_URL_BYTES else None
 
 
+def folder_of(base: str) -> str:
+    """The part of a base URL that relative paths are resolved against."""
+    return base.partition("?")[0].rpartition("/")[0]
+
+
+def link_key(link: str, base: str, folder: str) -> tuple[str, str]:
+    """Equal for links that `canonical_url` gives the same for, whatever page of a folder they stand on. folder: `folder_of(base)`."""
+    return (folder if link[:1] in _FOLDER_DECIDES else base, link)
+
+
 def host_of(canonical: str) -> str:
     """Host (with port, where it is not the default) of a canonical URL."""
     return canonical.split("/", 3)[2]
@@ -73,6 +92,26 @@ def domain_of(host: str) -> str:
     if name.startswith("[") or name.rpartition(".")[2].isdigit():
         return name
     return _suffixes().privatesuffix(name.rstrip(".")) or name
+
+
+def _joined(link: str, base: str) -> str | None:
+    """A link without scheme and host on a canonical base, as far as that is a matter of its text: the caller looks at what comes out."""
+    folder = _plain_folder(base)
+    if folder is None or ":" in link or link[:1] in ("", "?", "#") or link.startswith("//"):
+        return None
+    if link[0] == "/":
+        return folder[: folder.index("/", 8)] + link if "/" in folder[8:] else folder + link
+    while link.startswith(("../", "./")):
+        up, _, link = link.partition("/")
+        if up == ".." and "/" in folder[8:]:  # at the top it stays there
+            folder = folder.rpartition("/")[0]
+    return f"{folder}/{link}"
+
+
+@functools.lru_cache(maxsize=1024)  # the pages of a batch and their links
+def _plain_folder(base: str) -> str | None:
+    """`folder_of` a canonical URL; None for any other."""
+    return folder_of(base) if _CANONICAL.fullmatch(base) else None
 
 
 @functools.cache

@@ -251,10 +251,15 @@ class ParentMin(ParentMax):
 
 @runtime_checkable
 class Learner(Policy, Protocol):
-    """A policy that is told the scores of the pages crawled. whole: names of the arrays that a checkpoint keeps as they are."""
+    """A policy that is told the scores of the pages crawled. What it knows of a target is in the row `rows` of the arrays `per_target`.
+    whole: names of the arrays that a checkpoint keeps as they are."""
 
     learns: ClassVar[bool]
     whole: ClassVar[tuple[str, ...]]
+
+    def rows(self, targets: Targets) -> NDArray[np.int64]:
+        """int64: the row of each target."""
+        ...
 
     def learn(self, fetched: Targets, worth: Priorities) -> None:
         """What the last batch fetched, in fetch order. worth: a page's score; 0 for one without, and for a dead link."""
@@ -271,7 +276,8 @@ class Learner(Policy, Protocol):
 
 def policy_state(policy: Policy, targets: Targets) -> dict[str, NDArray[Any]]:
     """What the policy knows of these targets (all that were met), for a checkpoint."""
-    state = {f"policy{name}": getattr(policy, name)[targets] for name in policy.per_target}
+    rows = policy.rows(targets) if isinstance(policy, Learner) else targets
+    state = {f"policy{name}": getattr(policy, name)[rows] for name in policy.per_target}
     if isinstance(policy, Learner):
         state |= {f"policy{name}": getattr(policy, name) for name in policy.whole}
     return state
@@ -279,8 +285,9 @@ def policy_state(policy: Policy, targets: Targets) -> dict[str, NDArray[Any]]:
 
 def restore_policy(policy: Policy, targets: Targets, state: Mapping[str, NDArray[Any]]) -> None:
     """Gives a new policy what `policy_state` gave of another."""
+    rows = policy.rows(targets) if isinstance(policy, Learner) else targets
     for name in policy.per_target:
-        getattr(policy, name)[targets] = state[f"policy{name}"]
+        getattr(policy, name)[rows] = state[f"policy{name}"]
     if isinstance(policy, Learner):
         for name in policy.whole:
             getattr(policy, name)[...] = state[f"policy{name}"]

@@ -23,6 +23,8 @@ worth - parent mean, and shrinks to that while little is known. Features of a ta
 An `explore_share` of the targets, drawn by a hash of (rng_seed, target), is crawled as soon as it is met: what is learnt from them owes
 nothing to the model.
 
+What is known of a target is in one row of a table that grows with what is met: 108 bytes each, and 4 for each target of the corpus.
+
 Sums run in a fixed order in float64, and the normal equations are solved by a Cholesky decomposition of our own: no BLAS, so equal crawls
 on any machine. Estimates of waiting targets are renewed when the number of fetches has grown by a twentieth.
 """
@@ -35,6 +37,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.records import LinkFlag
 from craw4llm.crawl.hashing import hash_bytes, uniform
 from craw4llm.crawl.policies import Live, Priorities, Seen, Targets
@@ -50,7 +53,7 @@ _PARTS = re.compile(r"[A-Za-z]+|[0-9]+")
 
 
 class Predicted:
-    """See the module's docstring. One array element a target, three sums a bucket."""
+    """See the module's docstring. One row a target that was met, two sums a bucket."""
 
     name: ClassVar[str] = "predicted"
     moves: ClassVar[bool] = True
@@ -74,22 +77,24 @@ class Predicted:
     whole: ClassVar[tuple[str, ...]] = ("_means", "_counts", "_gram", "_moment", "_weights", "_progress")
 
     def __init__(self, known: Live, explore_share: float) -> None:
-        n = known.n_targets
         self._explore_share = explore_share
         self._seed = known.rng_seed
-        self._sum = np.zeros(n, dtype=np.float64)
-        self._count = np.zeros(n, dtype=np.uint32)
-        self._high = np.full(n, np.nan, dtype=np.float32)
-        self._low = np.full(n, np.nan, dtype=np.float32)
-        self._first = np.full(n, n, dtype=np.uint32)  # n: never linked to
-        self._last = np.full(n, n, dtype=np.uint32)
-        self._place = np.zeros((n, 2 + WORDS), dtype=np.int32)  # buckets of host, folder and words; -1: none
-        self._shape = np.zeros((n, 3), dtype=np.float32)  # length of the URL, parts of its path, depth
-        self._child_sum = np.zeros(n, dtype=np.float64)
-        self._child_count = np.zeros(n, dtype=np.uint32)
-        self._anchor = np.zeros((n, ANCHOR_WORDS), dtype=np.int32)  # buckets of words, plus 1; 0: none
-        self._body = np.zeros(n, dtype=np.uint32)  # links in the main text
-        self._placed = np.zeros(n, dtype=np.uint32)  # links of which is known where they stand
+        self._nobody = known.n_targets
+        self._row = np.zeros(known.n_targets, dtype=np.uint32)  # of each target, plus 1; 0: not met
+        self._n_rows = 0
+        self._sum = np.zeros(0, dtype=np.float64)
+        self._count = np.zeros(0, dtype=np.uint32)
+        self._high = np.zeros(0, dtype=np.float32)  # NaN: none, as in `_low`
+        self._low = np.zeros(0, dtype=np.float32)
+        self._first = np.zeros(0, dtype=np.uint32)  # a page; _nobody: never linked to
+        self._last = np.zeros(0, dtype=np.uint32)
+        self._place = np.zeros((0, 2 + WORDS), dtype=np.int32)  # buckets of host, folder and words; -1: none
+        self._shape = np.zeros((0, 3), dtype=np.float32)  # length of the URL, parts of its path, depth
+        self._child_sum = np.zeros(0, dtype=np.float64)
+        self._child_count = np.zeros(0, dtype=np.uint32)
+        self._anchor = np.zeros((0, ANCHOR_WORDS), dtype=np.int32)  # buckets of words, plus 1; 0: none
+        self._body = np.zeros(0, dtype=np.uint32)  # links in the main text
+        self._placed = np.zeros(0, dtype=np.uint32)  # links of which is known where they stand
         self._means = np.zeros(BUCKETS, dtype=np.float64)  # sums of worths
         self._counts = np.zeros(BUCKETS, dtype=np.float64)
         self._gram = np.zeros((FEATURES, FEATURES), dtype=np.float64)
@@ -97,36 +102,63 @@ class Predicted:
         self._weights = np.zeros(FEATURES, dtype=np.float64)
         self._progress = np.zeros(3, dtype=np.float64)  # fetches: sum of their worth, number; number at the last renewal
 
+    def rows(self, targets: Targets) -> NDArray[np.int64]:
+        """int64: the row of each target in the arrays of `per_target`; a new one where it had none."""
+        found = self._row[targets]
+        unmet = distinct(targets[found == 0])
+        if len(unmet):
+            self._grow(self._n_rows + len(unmet))
+            self._row[unmet] = np.arange(self._n_rows + 1, self._n_rows + len(unmet) + 1, dtype=np.uint32)
+            self._n_rows += len(unmet)
+            found = self._row[targets]
+        return found.astype(np.int64) - 1
+
+    def _grow(self, needed: int) -> None:
+        held = len(self._sum)
+        if needed <= held:
+            return
+        fill = {"_high": np.nan, "_low": np.nan, "_first": self._nobody, "_last": self._nobody}
+        for name in self.per_target:
+            old = getattr(self, name)
+            new = np.full((max(needed, held + held // 2), *old.shape[1:]), fill.get(name, 0), dtype=old.dtype)
+            new[:held] = old
+            setattr(self, name, new)
+
     def priorities(self, seen: Seen) -> Priorities:
-        targets = seen.targets
+        rows = self.rows(seen.targets)
+        self.rows(seen.link_page)
         new = seen.new
         if len(new):
-            ids = targets[new]
+            ids = rows[new]
             self._place[ids], self._shape[ids, :2] = _read_urls(seen.urls)
             self._shape[ids, 2] = seen.depth[new]
-        linked = targets[seen.link_target]
+        linked = rows[seen.link_target]
         self._read_links(linked, seen)
-        _meet(linked, seen.link_page, seen.link_score, self._sum, self._count, self._high, self._low, self._first, self._last)
-        return self._estimate(targets)
+        _meet(
+            linked, seen.link_page, seen.link_score, self._nobody,
+            self._sum, self._count, self._high, self._low, self._first, self._last,
+        )  # fmt: skip
+        return self._estimate(seen.targets)
 
-    def _read_links(self, linked: Targets, seen: Seen) -> None:
+    def _read_links(self, linked: NDArray[np.int64], seen: Seen) -> None:
         if len(seen.link_flags):
             body, placed = seen.link_flags & LinkFlag.BODY, seen.link_flags & (LinkFlag.BODY | LinkFlag.BOILERPLATE)
             np.add.at(self._body, linked[body != 0], 1)
             np.add.at(self._placed, linked[placed != 0], 1)
-        for target, anchor in zip(linked.tolist() if seen.link_anchors else (), seen.link_anchors, strict=True):
-            if anchor and not self._anchor[target, 0]:
+        for row, anchor in zip(linked.tolist() if seen.link_anchors else (), seen.link_anchors, strict=True):
+            if anchor and not self._anchor[row, 0]:
                 words = _PARTS.findall(anchor.lower())[:ANCHOR_WORDS]
-                self._anchor[target, : len(words)] = [hash_bytes(f"a{word}".encode()) % BUCKETS + 1 for word in words]
+                self._anchor[row, : len(words)] = [hash_bytes(f"a{word}".encode()) % BUCKETS + 1 for word in words]
 
     def learn(self, fetched: Targets, worth: NDArray[np.float32]) -> None:
         """What the last batch fetched, in fetch order, with what it was worth."""
         values = worth.astype(np.float64)
-        linked = self._first[fetched] < len(self._first)  # all but seeds
-        rows = self._features(fetched[linked])
-        _accumulate(rows, values[linked] - rows[:, 1], self._gram, self._moment)
+        rows = self.rows(fetched)
+        linked = self._first[rows] != self._nobody  # all but seeds
+        features = self._features(rows[linked])
+        _accumulate(features, values[linked] - features[:, 1], self._gram, self._moment)
         _remember(
-            fetched, values, linked, self._place, self._anchor, self._first, self._last,
+            rows, values, linked, self._row, self._place, self._anchor, self._first, self._last,
             self._means, self._counts, self._child_sum, self._child_count, self._progress,
         )  # fmt: skip
         self._weights[...] = _solve(self._gram, self._moment, RIDGE)
@@ -139,18 +171,18 @@ class Predicted:
         return self._estimate(waiting)
 
     def _estimate(self, targets: Targets) -> Priorities:
-        rows = self._features(targets)
-        estimate = (rows[:, 1] + _times(rows, self._weights)).astype(np.float32)
+        features = self._features(self.rows(targets))
+        estimate = (features[:, 1] + _times(features, self._weights)).astype(np.float32)
         drawn = uniform(self._seed, targets)
         estimate[drawn < self._explore_share] = np.inf
         return estimate
 
-    def _features(self, targets: Targets) -> NDArray[np.float64]:
+    def _features(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         mean = self._progress[0] / self._progress[1] if self._progress[1] else 0.0
-        out = np.zeros((len(targets), FEATURES), dtype=np.float64)
+        out = np.zeros((len(rows), FEATURES), dtype=np.float64)
         _fill(
-            targets, mean, self._sum, self._count, self._high, self._low, self._first, self._last, self._place, self._shape,
-            self._means, self._counts, self._child_sum, self._child_count, self._anchor, self._body, self._placed, out,
+            rows, mean, self._nobody, self._row, self._sum, self._count, self._high, self._low, self._first, self._last, self._place,
+            self._shape, self._means, self._counts, self._child_sum, self._child_count, self._anchor, self._body, self._placed, out,
         )  # fmt: skip
         return out
 
@@ -171,10 +203,11 @@ def _read_urls(urls: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.float
 
 
 @numba.njit(cache=True)
-def _meet(targets: Any, pages: Any, scores: Any, total: Any, count: Any, high: Any, low: Any, first: Any, last: Any) -> None:
-    nobody = len(first)
-    for k in range(len(targets)):
-        t = targets[k]
+def _meet(
+    rows: Any, pages: Any, scores: Any, nobody: Any, total: Any, count: Any, high: Any, low: Any, first: Any, last: Any
+) -> None:  # fmt: skip
+    for k in range(len(rows)):
+        t = rows[k]
         if first[t] == nobody:
             first[t] = pages[k]
         last[t] = pages[k]
@@ -191,11 +224,12 @@ def _meet(targets: Any, pages: Any, scores: Any, total: Any, count: Any, high: A
 
 @numba.njit(cache=True)
 def _fill(
-    targets: Any, mean: Any, total: Any, count: Any, high: Any, low: Any, first: Any, last: Any, place: Any, shape: Any,
+    rows: Any, mean: Any, nobody: Any, row_of: Any,
+    total: Any, count: Any, high: Any, low: Any, first: Any, last: Any, place: Any, shape: Any,
     means: Any, counts: Any, child_sum: Any, child_count: Any, anchor: Any, body: Any, placed: Any, out: Any,
 ) -> None:  # fmt: skip
-    for k in range(len(targets)):
-        t = targets[k]
+    for k in range(len(rows)):
+        t = rows[k]
         row = out[k]
         parents = (total[t] + mean) / (count[t] + 1.0)
         top = high[t] if count[t] else mean
@@ -213,9 +247,10 @@ def _fill(
                 n += 1
         words = words / n if n else mean
         best = best if n else mean
-        siblings, recent = parents, parents
-        if first[t] < len(first):
-            p, q = first[t], last[t]
+        siblings, recent, children = parents, parents, np.uint32(0)
+        if first[t] != nobody:
+            p, q = row_of[first[t]] - 1, row_of[last[t]] - 1
+            children = child_count[p]
             siblings = (child_sum[p] + 2.0 * parents) / (child_count[p] + 2.0)
             recent = (child_sum[q] + 2.0 * parents) / (child_count[q] + 2.0)
         row[0] = 1.0
@@ -259,7 +294,7 @@ def _fill(
         if placed[t]:
             row[30] = body[t] / placed[t]
             row[31] = row[30] * parents
-        row[25] = siblings * np.log1p(np.float64(child_count[first[t]] if first[t] < len(first) else 0))
+        row[25] = siblings * np.log1p(np.float64(children))
 
 
 @numba.njit(cache=True)
@@ -274,7 +309,7 @@ def _accumulate(rows: Any, values: Any, gram: Any, moment: Any) -> None:
 
 @numba.njit(cache=True)
 def _remember(
-    fetched: Any, values: Any, linked: Any, place: Any, anchor: Any, first: Any, last: Any,
+    fetched: Any, values: Any, linked: Any, row_of: Any, place: Any, anchor: Any, first: Any, last: Any,
     means: Any, counts: Any, child_sum: Any, child_count: Any, progress: Any,
 ) -> None:  # fmt: skip
     for k in range(len(fetched)):
@@ -292,7 +327,7 @@ def _remember(
             if anchor[t, w]:
                 means[anchor[t, w] - 1] += values[k]
                 counts[anchor[t, w] - 1] += 1.0
-        p, q = first[t], last[t]
+        p, q = row_of[first[t]] - 1, row_of[last[t]] - 1
         child_sum[p] += values[k]
         child_count[p] += 1
         if q != p:

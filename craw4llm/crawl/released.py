@@ -79,7 +79,7 @@ class ReleasedCrawler(Crawler):
         row.links = len(targets)
         links = np.flatnonzero(~self._seen.has(targets))
         distinct, first, _ = distinct_targets(targets[links], with_inverse=False)
-        source = linking[np.searchsorted(offsets, links[first], side="right") - 1]
+        source = np.repeat(linking, np.diff(offsets))[links[first]]
         row.new_targets = len(distinct)
         if not self._meet(row, distinct, source, (self._n_crawled - len(self._batch) + source).astype(np.uint32)):
             return False

@@ -25,8 +25,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +40,6 @@ from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import ArtifactError, InputError, StageError
 from craw4llm.execution import Execution
-from craw4llm.processes import new_pool
 from craw4llm.scoring.ensemble import EnsembleScorer
 from craw4llm.scoring.mapped import zeros
 from craw4llm.scoring.scorer import NOT_READ, Reasons, Scorer, Scores, open_scorer
@@ -182,7 +180,7 @@ class PageScores:
         self._corpus = Corpus(corpus)
         self._device = execution.device
         self._execution_workers = execution.workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: Executor | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._pool_after = _POOL_AFTER_PAGES if pool_after is None else pool_after
         self.computed = self.unreadable = self._asked = 0
@@ -238,6 +236,8 @@ class PageScores:
         if threads and self._threads is None:
             self._threads = ThreadPoolExecutor(self._workers)
         if not threads and self._pool is None and self._workers > 1 and self.computed >= self._pool_after and len(pages) >= 2 * _TASK_PAGES:
+            from craw4llm.processes import new_pool
+
             self._pool = new_pool(self._workers, initializer=_open_in_worker, initargs=self._artifacts)
         # Blocks of a few seconds' work, so that little is lost when this process is killed.
         step = 2048 * self._workers
@@ -254,7 +254,7 @@ class PageScores:
                     else:
                         assert self._pool is not None
                         results = list(self._pool.map(_score_in_worker, tasks))
-                except BrokenProcessPool as error:
+                except BrokenExecutor as error:
                     raise StageError(
                         "a scoring worker ended before its time (out of memory?); run again with fewer workers: "
                         "what was scored so far is kept"

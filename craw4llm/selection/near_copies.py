@@ -10,12 +10,15 @@ alone; ties go to the lowest key, so the outcome depends on the order in which t
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from datasketch import MinHash, MinHashLSH
 from numpy.typing import NDArray
 
 from craw4llm.selection.words import grams, words
+
+if TYPE_CHECKING:
+    from datasketch import MinHash  # imported where it is used: it brings Redis and SciPy, a second that `craw4llm plan` need not wait
 
 _SCHEME = "affine64"  # datasketch's name for permutations h -> a * h + b modulo 2^64
 _SEED = 1
@@ -37,6 +40,8 @@ def signature(text: str, similarity: Similarity) -> Signature | None:
     found = words(text)
     if not found:
         return None
+    from datasketch import MinHash
+
     made = MinHash(num_perm=similarity.permutations, seed=_SEED, hashfunc=int, scheme=_SCHEME)
     made.update_batch(np.unique(grams(text, min(similarity.shingle_words, len(found)))).tolist())
     return np.asarray(made.hashvalues)
@@ -46,6 +51,8 @@ class NearCopies:
     """Texts by their signatures."""
 
     def __init__(self, similarity: Similarity) -> None:
+        from datasketch import MinHashLSH
+
         self._similarity = similarity
         self._index = MinHashLSH(similarity.threshold, similarity.permutations, weights=_WEIGHTS)
         self._known: dict[int, Signature] = {}
@@ -67,5 +74,7 @@ class NearCopies:
             self._known[key] = added
             self._index.insert(key, self._minhash(added))
 
-    def _minhash(self, values: Signature) -> MinHash:
+    def _minhash(self, values: Signature) -> "MinHash":
+        from datasketch import MinHash
+
         return MinHash(num_perm=self._similarity.permutations, seed=_SEED, hashfunc=int, hashvalues=values, scheme=_SCHEME)

@@ -73,7 +73,7 @@ class FakeKubernetes:
             for pod in self.pods[name]:
                 pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
             for process in self.processes[name]:
-                os.killpg(process.pid, signal.SIGTERM)
+                os.kill(process.pid, signal.SIGTERM)  # the container's first process alone, as the kubelet does it
 
     def kill_for_memory(self, name: str) -> None:
         for process in self.processes[name]:
@@ -113,7 +113,7 @@ class FakeKubernetes:
             if failed:
                 for process in processes:  # FailJob ends the other pods
                     if process.poll() is None:
-                        os.killpg(process.pid, signal.SIGTERM)
+                        os.kill(process.pid, signal.SIGTERM)
                 for process in processes:
                     process.wait()
             disrupted = False
@@ -135,7 +135,7 @@ class FakeKubernetes:
     def _kill(self, name: str) -> None:
         for process in self.processes.pop(name, []):
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
+                os.kill(process.pid, signal.SIGTERM)
                 try:
                     process.wait(30)
                 except subprocess.TimeoutExpired:

@@ -1,6 +1,7 @@
 """The files of a deployment: docker-compose.yaml as Compose reads it, secrets that are drawn, settings that agree, the values for
 Kubernetes."""
 
+import importlib
 import json
 import os
 import re
@@ -77,7 +78,9 @@ def test_no_secret_has_a_default() -> None:
         if re.search(r"FERNET_KEY|JWT_SECRET|SECRET_KEY|SQL_ALCHEMY_CONN|BROKER_URL|RESULT_BACKEND", line) and not line.lstrip().startswith(
             "#"
         ):
-            assert re.search(r"_CMD: cat /secrets/\w+$", line), line
+            assert re.search(r"_CMD: cat /secrets/\w+$", line) or line.endswith(": postgresql+psycopg2://workers-have-no-database/none"), (
+                line
+            )
     assert "POSTGRES_PASSWORD:" not in text and "_PASSWORD=" not in text
 
 
@@ -98,17 +101,102 @@ def test_secrets_are_drawn_once_and_belong_together(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert make_secrets(one).returncode == make_secrets(two).returncode == 0
     files = sorted(p.relative_to(one) for p in one.rglob("*") if p.is_file() and p.name != "complete")
-    assert len(files) == 9 and all((one / p).read_text() != (two / p).read_text() for p in files)
-    assert all(stat.S_IMODE((one / p).stat().st_mode) == 0o600 for p in files if p.parts[0] == "airflow")
+    assert len(files) == 11 and all((one / p).read_text() != (two / p).read_text() for p in files)
+    assert all(stat.S_IMODE((one / p).stat().st_mode) == 0o600 for p in files if p.parts[0] in ("airflow", "worker"))
     # PostgreSQL and Redis read theirs as users of their own: 0700 kept them out of their volumes
-    assert [stat.S_IMODE((one / name).stat().st_mode) for name in ("airflow", "postgres", "redis")] == [0o700, 0o755, 0o755]
-    password = (one / "postgres/password").read_text()
-    assert password in (one / "airflow/database_url").read_text() and password in (one / "airflow/result_backend").read_text()
+    modes = [stat.S_IMODE((one / name).stat().st_mode) for name in ("airflow", "worker", "postgres", "redis")]
+    assert modes == [0o700, 0o700, 0o755, 0o755]
+    assert (one / "postgres/password").read_text() in (one / "airflow/database_url").read_text()
     before = {p: (one / p).read_text() for p in files}
     assert make_secrets(one).stdout == "secrets: kept\n" and {p: (one / p).read_text() for p in files} == before
     shutil.rmtree(one / "redis")  # a volume was deleted: new secrets would lock the others out
     refused = make_secrets(one)
     assert refused.returncode == 1 and "redis is missing" in refused.stderr and not (one / "redis").exists()
+
+
+def test_a_stage_can_read_no_secret_but_the_queues_address(tmp_path: Path) -> None:
+    """Stages run in a worker's container as the worker's user."""
+    services = compose()["services"]
+    for name in ("worker-cpu", "worker-gpu"):
+        assert [v for v in services[name]["volumes"] if "secret" in v] == ["secrets-worker:/secrets:ro"]
+        read = {v.removeprefix("cat /secrets/") for v in services[name]["environment"].values() if v.startswith("cat /secrets/")}
+        assert read == {"broker_url", "result_backend"}
+    assert not any(
+        "secrets-" in str(services[name]["volumes"]) for name in ("postgres", "redis") if f"secrets-{name}" not in str(services[name])
+    )
+    assert make_secrets(tmp_path).returncode == 0
+    readable = "".join(p.read_text() for p in (tmp_path / "worker").iterdir())
+    for name in ("fernet_key", "jwt_secret", "api_secret_key", "passwords.json"):
+        assert (tmp_path / "airflow" / name).read_text() not in readable
+    assert (tmp_path / "postgres" / "password").read_text() not in readable and "postgresql" not in readable
+    assert sorted(p.name for p in (tmp_path / "worker").iterdir()) == ["broker_url", "complete", "result_backend"]
+
+
+def test_a_deployment_from_before_workers_had_secrets_of_their_own(tmp_path: Path) -> None:
+    assert make_secrets(tmp_path).returncode == 0
+    database = (tmp_path / "airflow/database_url").read_text()
+    (tmp_path / "airflow/result_backend").write_text(f"db+{database}")  # with the password of the database
+    shutil.rmtree(tmp_path / "worker")
+    before = {p: p.read_text() for p in tmp_path.rglob("*") if p.is_file() and p.name != "result_backend"}
+    assert make_secrets(tmp_path).stdout == "secrets: made\n"
+    assert {p: p.read_text() for p in before} == before
+    results = {(tmp_path / name / "result_backend").read_text() for name in ("airflow", "worker")}
+    broker = (tmp_path / "worker/broker_url").read_text()
+    assert broker == (tmp_path / "airflow/broker_url").read_text() and results == {broker.removesuffix("/0") + "/1"}
+
+
+# What deploy/helm-values.yaml relies on, of the schema of the chart that it names (`chart/values.schema.json` at its release). A key that
+# the chart does not know is no error to Helm.
+CHART = "1.21.0"
+KEYS = {
+    "executor", "airflowVersion", "defaultAirflowRepository", "defaultAirflowTag", "uid", "gid", "fernetKeySecretName", "jwtSecretName",
+    "apiSecretKeySecretName", "postgresql.enabled", "data.metadataSecretName", "redis.enabled", "statsd.enabled", "config.core", "env",
+    "createUserJob.enabled", "volumes", "volumeMounts", "dags.persistence.enabled", "dags.gitSync.enabled", "logs.persistence.enabled",
+    "logs.persistence.size", "workers.kubernetes.serviceAccount.create", "workers.kubernetes.serviceAccount.name",
+    "workers.kubernetes.resources", "scheduler.resources", "scheduler.logGroomerSidecar.retentionDays",
+    "scheduler.logGroomerSidecar.command", "scheduler.logGroomerSidecar.args", "scheduler.logGroomerSidecar.resources",
+    "apiServer.resources", "apiServer.extraInitContainers", "apiServer.extraVolumes", "apiServer.extraVolumeMounts",
+    "dagProcessor.enabled", "dagProcessor.resources", "dagProcessor.logGroomerSidecar.enabled", "triggerer.resources",
+    "triggerer.logGroomerSidecar.enabled",
+}  # fmt: skip
+
+
+def test_the_values_have_keys_that_the_chart_knows() -> None:
+    text = (PROJECT / "deploy" / "helm-values.yaml").read_text()
+    values = yaml.safe_load(text)
+
+    def keys(value: object, path: str = "") -> set[str]:
+        if path in KEYS or not isinstance(value, dict):
+            return {path}
+        return {found for name, item in value.items() for found in keys(item, f"{path}.{name}".lstrip("."))}
+
+    assert keys(values) == KEYS
+    assert f"--version {CHART} " in text
+
+
+def test_the_values_leave_none_of_the_charts_defaults_that_this_image_cannot_do() -> None:
+    """Rendered with the chart's defaults they gave an api-server without its manager of logins, a user admin/admin, probes that killed the
+    scheduler (no /entrypoint) and groomers that ended at once (no /clean-logs)."""
+    from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
+    from airflow.configuration import conf
+
+    values = yaml.safe_load((PROJECT / "deploy" / "helm-values.yaml").read_text())
+    module, _, name = values["config"]["core"]["auth_manager"].rpartition(".")
+    assert issubclass(getattr(importlib.import_module(module), name), BaseAuthManager)
+    assert set(values["config"]["core"]) <= set(conf.configuration_description["core"]["options"])
+    assert values["createUserJob"] == {"enabled": False}
+    mounted = {m["mountPath"] for m in values["apiServer"]["extraVolumeMounts"]}
+    assert Path(values["config"]["core"]["simple_auth_manager_passwords_file"]).parent.as_posix() in mounted
+    assert "ln -s /usr/bin/env /entrypoint" in (PROJECT / "Dockerfile").read_text()
+    assert not values["dagProcessor"]["logGroomerSidecar"]["enabled"] and not values["triggerer"]["logGroomerSidecar"]["enabled"]
+    assert "/clean-logs" not in json.dumps(values)
+    accounts = [
+        d["metadata"]["name"]
+        for d in yaml.safe_load_all((PROJECT / "deploy/kubernetes-jobs.yaml").read_text())
+        if d["kind"] == "ServiceAccount"
+    ]
+    made = values["workers"]["kubernetes"]["serviceAccount"]
+    assert made["create"] and made["name"] not in accounts  # Helm refuses an object that somebody else made
 
 
 def test_the_same_settings_on_kubernetes() -> None:
@@ -118,7 +206,7 @@ def test_the_same_settings_on_kubernetes() -> None:
     assert values["executor"] == "KubernetesExecutor" and values["uid"] == 50000
     assert {n: v for n, v in given.items() if n in shared} == {n: shared[n] for n in given if n in shared}
     assert sum(n in shared for n in given) >= 4
-    assert "password" not in json.dumps(values).lower()
+    assert "password" not in json.dumps(values).lower().replace("passwords_file", "").replace("passwords.json", "")
 
 
 def test_the_longest_time_out_of_a_task_is_shorter_than_redis_patience() -> None:

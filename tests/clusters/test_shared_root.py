@@ -1,6 +1,7 @@
 """One artifact root on several hosts: processes with host names and mounts of their own (namespaces of the kernel) build the same
 artifacts."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,32 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import nfs_trial
 import pytest
 
-# Builds three artifacts from its own mount of the root; says whether it built each, or dies in the middle of the first.
-BUILDER = """
-import fcntl, json, os, socket, sys, time
-from pathlib import Path
 import craw4llm.artifact as artifact
-root, locks, slow = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-artifact.DEAD_AFTER_S, artifact.HEARTBEAT_S = 3.0, 0.5
-if locks == "none":  # a file system whose locks do not reach other hosts
-    fcntl.flock = lambda *_: None
-def write(out):
-    (out / "by").write_text(socket.gethostname())
-    for _ in range(20):
-        time.sleep(slow / 20)
-        with (out / "lines").open("a") as stream:
-            stream.write("x")
-    return artifact.Result()
-built = {}
-for name in ("a", "b", "c"):
-    made, here = artifact.Store(root).build("corpus", name * 12, version=1, config={}, inputs={}, write=write)
-    built[name] = here
-    assert made.verify() == [], made.verify()
-print(json.dumps({"host": socket.gethostname(), "built": built}))
-"""
+from craw4llm.errors import StorageError
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+# A heart that beats faster, for the builders of scripts/nfs_trial.py.
+BUILDER = nfs_trial.BUILDER.replace("def write(out)", "artifact.DEAD_AFTER_S, artifact.HEARTBEAT_S = 3.0, 0.5\ndef write(out)", 1)
 NAMESPACES = ["unshare", "--mount", "--uts", "--propagation", "private"]
 
 
@@ -100,3 +87,101 @@ def test_a_host_that_dies_is_succeeded_when_its_heartbeat_is_old(tmp_path: Path,
     said = json.loads(second.communicate(timeout=60)[0])
     assert said["built"] == {"a": True, "b": True, "c": True}
     assert (root / "corpus" / ("a" * 12) / "lines").read_text() == "x" * 20  # nothing of the dead one's half is in it
+
+
+def test_the_trial_of_a_users_own_mounts_finds_them_good_or_not_one_folder(tmp_path: Path) -> None:
+    good, other = tmp_path / "good" / "root", tmp_path / "other" / "root"
+    good.mkdir(parents=True)
+    other.mkdir(parents=True)
+
+    def run(*mounts: Path) -> subprocess.CompletedProcess[str]:
+        arguments = [part for mount in mounts for part in ("--mount", str(mount))]
+        command = [sys.executable, str(PROJECT / "scripts" / "nfs_trial.py"), "--patience", "4" if mounts[0] == mounts[1] else "0.05"]
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+    done = run(good, good)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and said["ok"], done.stdout + done.stderr
+    assert len(said) == 10 and list(good.iterdir()) == []
+    assert run(good, other).returncode == 1  # what one of them makes, the other never sees
+
+
+def test_an_owners_record_is_never_seen_empty_and_reaches_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between hosts whose locks do not reach each other it is all there is."""
+    written: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: written.append((handle, path.read_bytes())))
+    path = tmp_path / "lock"
+    with path.open("a+") as stream:
+        artifact._sign(stream)
+        monkeypatch.setattr("socket.gethostname", lambda: "h")  # a shorter record than the one before
+        artifact._sign(stream)
+        assert [len(text) for _, text in written] == [artifact.RECORD_BYTES] * 2 and {h for h, _ in written} == {stream.fileno()}
+        assert artifact._owner(stream) == {"host": "h", "pid": os.getpid(), "seen": json.loads(written[1][1])["seen"]}
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(StorageError, match=r"without locks.*-o flock"):
+        artifact.Store(tmp_path).build("corpus", "a" * 12, version=1, config={}, inputs={}, write=write_nothing)
+
+
+class ClientOfNfs:
+    """What an NFS client does with a name that it once found missing: it says so again until the name's folder is opened (seen with Linux'
+    client by scripts/nfs_trial.py)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.missing: set[Path] = set()
+        self.read, self.opened = Path.read_text, os.open
+        monkeypatch.setattr(Path, "read_text", lambda path, *arguments, **more: self.read_text(path, *arguments, **more))
+        monkeypatch.setattr(os, "open", self.open)
+
+    def read_text(self, path: Path, *arguments: Any, **more: Any) -> str:
+        if any(name in self.missing for name in (path, *path.parents)):
+            raise FileNotFoundError(path)
+        try:
+            return self.read(path, *arguments, **more)
+        except FileNotFoundError:
+            self.missing.add(next(p for p in (*reversed(path.parents), path) if not p.exists()))
+            raise
+
+    def open(self, path: Any, *arguments: Any, **more: Any) -> int:
+        self.missing = {name for name in self.missing if name.parent != Path(path)}
+        return self.opened(path, *arguments, **more)
+
+
+def test_what_another_host_made_since_the_last_look_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = artifact.Store(tmp_path), artifact.Store(tmp_path)
+    client = ClientOfNfs(monkeypatch)
+    assert here.find("corpus", "a" * 12) is None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Path, "read_text", client.read)
+        elsewhere.setattr(os, "open", client.opened)
+        there.build("corpus", "a" * 12, version=1, config={}, inputs={}, write=write_nothing)
+    found = here.find("corpus", "a" * 12)
+    assert found is not None and not client.missing
+    assert here.build("corpus", "a" * 12, version=1, config={}, inputs={}, write=write_nothing)[1] is False
+
+
+def test_the_exit_record_of_a_job_on_another_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a job that succeeded is taken for lost, and is started again."""
+    import launchers
+
+    client = ClientOfNfs(monkeypatch)
+    launcher = launchers.LocalLauncher()
+    job_id = {"launcher": "local", "folder": str(tmp_path), "host": "elsewhere", "pid": 1, "started": 1, "generation": 0, "tag": ""}
+    (tmp_path / "alive").touch()
+    assert launcher.status(job_id) == "running"
+    record = {"code": 0, "signal": None, "stopped": "", "out_of_memory": False}
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "open", client.opened)
+        (tmp_path / "exit.json").write_text(json.dumps(record))
+        os.utime(tmp_path / "alive", (0, 0))
+    assert launcher.status(job_id) == "succeeded"
+
+
+def write_nothing(out: Path) -> artifact.Result:
+    (out / "file").write_text("x")
+    return artifact.Result()

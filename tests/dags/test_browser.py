@@ -34,7 +34,8 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 SIZE = {"width": 1280, "height": 800}
-PATIENCE_MS = 30_000
+PATIENCE = float(os.environ.get("CRAW4LLM_PATIENCE", "1"))  # of all time-outs; raise it on a busy machine
+PATIENCE_MS = 30_000 * PATIENCE
 VALUES = {
     "corpus": "synthetic", "synthetic_pages": 500, "budget": 40, "batch_pages": 10, "seed_count": 5, "vocab_size": 512,
     "token_multiple": 0.003, "replicates": 2,
@@ -47,9 +48,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("browser")
+
+
+@pytest.fixture(scope="module")
+def site(place: Path) -> Iterator[tuple[str, str]]:
     """(address, password) of a server with the shipped experiments and an artifact root of its own."""
-    place = tmp_path_factory.mktemp("browser")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -61,7 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
             stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:
-        until = time.monotonic() + 240
+        until = time.monotonic() + 240 * PATIENCE
         while "is ready" not in (said := (place / "log").read_text()):
             assert process.poll() is None and time.monotonic() < until, said
             time.sleep(0.5)
@@ -129,7 +134,7 @@ def run(page: Any, site: tuple[str, str]) -> str:
     form.locator("[name=element_batch_tokens]").fill("512")
     form.locator("[name=element_batch_tokens]").press("Tab")
     start.last.evaluate("button => button.click()")  # the word of refusal lies over it for a while
-    until = time.monotonic() + 400
+    until = time.monotonic() + 400 * PATIENCE
     while True:
         runs = api(page, site, "/api/v2/dags/crawl_arms/dagRuns")["dag_runs"]
         if runs and runs[0]["state"] in ("success", "failed"):
@@ -169,6 +174,32 @@ def test_the_results_page_shows_leaderboard_and_report(page: Any, site: tuple[st
     report.get_by_text("Which of these crawl policies gives the better language model").first.wait_for()
     frame.locator("iframe").scroll_into_view_if_needed()
     keep(page, "report")
+    page.evaluate("document.documentElement.className = 'dark'")  # as Airflow's own switch does
+    frame.locator("html[data-theme=dark]").wait_for(state="attached")
+    page.evaluate("document.documentElement.className = 'light'")
+    frame.locator("html[data-theme=light]").wait_for(state="attached")
+
+
+def test_the_results_page_fits_a_phone(page: Any, site: tuple[str, str], run: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    try:
+        page.goto(f"{site[0]}/craw4llm/")
+        page.get_by_role("link", name=re.compile("^crawl_arms_")).click()
+        page.get_by_role("heading", name="Leaderboard").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, "tables scroll, the page does not"
+        keep(page, "phone")
+    finally:
+        page.set_viewport_size(SIZE)
+
+
+def test_what_the_form_has_run_is_known_to_the_command_line(page: Any, site: tuple[str, str], run: str, place: Path) -> None:
+    (kept,) = (place / "artifacts" / "index").glob("crawl_arms_*.json")
+    for command, said in (("run", "nothing to do, all"), ("show", "finished"), ("report", "report: ")):
+        done = subprocess.run(
+            [sys.executable, "-m", "craw4llm", command, kept.stem, f"--root={place / 'artifacts'}"],
+            cwd=airflow_env.PROJECT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0 and said in done.stdout, (command, done.stdout[-500:], done.stderr[-500:])
 
 
 def test_links_of_run_and_task_lead_to_report_and_curves(page: Any, site: tuple[str, str], run: str) -> None:

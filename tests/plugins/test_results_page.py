@@ -194,6 +194,12 @@ def test_a_report_with_a_summary_is_read_from_it(client: TestClient, root: Path)
     assert "2.4800 to 2.5100" in text and "no results" in text and "+0.0030" in text
 
 
+def test_verdicts_stand_under_their_comparison_and_moments_are_readable(client: TestClient, root: Path) -> None:
+    text = client.get("/experiment/tiny").text
+    assert '<tr class="group"><th colspan="6">Equal pages crawled</tr>' in text and "finished 2026-11-30 00:00:00 UTC" in text
+    assert "<small>Which crawl policy gives the better tiny" in client.get("/").text, "the question itself, not the word"
+
+
 def test_a_tasks_artifact_shows_its_curves(client: TestClient, root: Path) -> None:
     lines = "".join(json.dumps({"step": i, "loss": 9.0 - i / 1000, "learning_rate": 0.1}) + "\n" for i in range(3000))
     put(root, "train", FINGERPRINT, {"metrics.jsonl": lines, "empty.jsonl": ""})

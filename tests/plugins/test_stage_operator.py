@@ -1,6 +1,8 @@
 """The task that runs a stage: what it passes on, how it follows its job, what it says about failures, and what it publishes."""
 
+import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -11,14 +13,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import airflow_env
 import psutil
 import pytest
 from airflow.sdk import Asset, AssetAlias
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+import stage_job
 import stage_operator
 from launchers import LocalLauncher
 from stage_operator import StageOperator, inert, job_folder, republished
+
+sys.path.insert(0, str(airflow_env.PROJECT / "scripts"))
+import airflow_kills
 
 PARAMETERS = ("corpus", "pages", "share", "fast")
 VALUES = {"corpus": "web", "pages": 60, "share": 0.5, "fast": False}
@@ -166,6 +173,16 @@ def test_the_artifact_comes_back_as_small_plain_values_and_all_else_goes_to_the_
     assert sorted(lines) == [": :group::x \\x1b[31m", "hello", '{"not": 1}']
 
 
+def test_a_number_that_is_none_is_missing_with_a_reason(tmp_path: Path) -> None:
+    made = record(tmp_path / "made") | {"counts": {"pages": 3, "mean_score": math.nan, "worst": -math.inf, "core": None}}
+    found = operator(tmp_path, prints(made)).execute(context())
+    assert found["counts"] == {"pages": 3}
+    assert found["missing"] == {
+        "mean_score": "it is nan, no number", "worst": "it is -inf, no number", "core": "the stage has no value for it",
+    }  # fmt: skip
+    json.dumps(found, allow_nan=False)
+
+
 def test_a_stage_publishes_where_its_manifest_is_and_its_counts(tmp_path: Path) -> None:
     made = record(tmp_path / "made")
     outlet, events = Asset(name="a", uri="x-craw4llm://tiny/crawl"), {}
@@ -213,6 +230,51 @@ def test_an_out_of_memory_kill_is_never_a_success(tmp_path: Path) -> None:
     assert "out-of-memory killer ended it or one of its processes (peak memory of one process: 3.00 GiB)" in str(
         stage_operator.failure("crawl", outcome, ["step 3"])
     )
+    for code in (2, 3, 75):  # it said itself why it ended: the kernel's victim was another process
+        other = stage_operator.failure("crawl", dataclasses.replace(outcome, code=code, signal=None), [])
+        assert "out of memory" not in str(other)
+
+
+TAKES = """
+import pathlib, time
+pathlib.Path("started").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+taken = [bytearray(b"x" * (1 << 20)) for _ in range(256)]
+"""
+
+
+def test_a_stage_that_the_kernel_kills_for_want_of_memory_fails_with_this_cause(tmp_path: Path) -> None:
+    """For real: its job is put into a control group of 64 MiB."""
+    try:
+        group = airflow_kills.MemoryGroup(64 << 20)
+    except airflow_kills.Unavailable as error:
+        pytest.skip(str(error))
+    try:
+        _, thread, errors = started(tmp_path, Store(), TAKES)
+        airflow_kills.confine(jobs(tmp_path)[0].parent, group)
+        (tmp_path / "go").touch()
+        thread.join(30)
+        assert group.kills() == 1
+        assert len(errors) == 1 and type(errors[0]) is AirflowException, "it is tried again"
+        assert str(errors[0]).startswith("crawl: out of memory: the kernel's out-of-memory killer ended it or one of its processes (peak")
+        record = json.loads((jobs(tmp_path)[0] / "exit.json").read_text())
+        assert (record["signal"], record["code"], record["out_of_memory"]) == (9, None, True)
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("0::/user.slice/a", ["user.slice/a/memory.events", "memory.events"]),
+        ("0::/", ["memory.events", "memory.events"]),  # the top, or the top of a container
+        ("4:memory:/box\n0::/", ["memory/box/memory.oom_control", "memory/memory.oom_control", "memory.events", "memory.events"]),
+        ("3:cpu,memory:/\n1:name=systemd:/", []),
+    ],
+)
+def test_kills_are_counted_in_the_groups_of_either_version(groups: str, expected: list[str]) -> None:
+    assert stage_job.memory_counts(groups) == [Path("/sys/fs/cgroup") / name for name in expected]
 
 
 def test_success_without_an_artifact_is_a_failure(tmp_path: Path) -> None:
@@ -235,9 +297,9 @@ while not pathlib.Path("go").exists():
 """
 
 
-def started(tmp_path: Path, store: Store, **how: Any) -> tuple[Any, threading.Thread, list[BaseException]]:
+def started(tmp_path: Path, store: Store, code: str = WAITS, **how: Any) -> tuple[Any, threading.Thread, list[BaseException]]:
     """A task whose job runs, in a thread of its own."""
-    task, errors = operator(tmp_path, prints(record(tmp_path / "made"), WAITS)), []
+    task, errors = operator(tmp_path, prints(record(tmp_path / "made"), code)), []
 
     def execute() -> None:
         try:

@@ -12,7 +12,7 @@ from airflow_env import PROJECT
 from click.testing import CliRunner
 
 from craw4llm.__main__ import cli
-from craw4llm.errors import ConfigError
+from craw4llm.errors import ArtifactError, ConfigError
 from stage_operator import refuse_unknown, settings
 from trigger_check import TriggerCheck, refusal
 
@@ -129,3 +129,30 @@ def test_values_reach_the_command_line_as_they_are() -> None:
     assert settings(("corpus", "policies"), {"corpus": hostile, "policies": ["random"]}) == [
         "--set", f"corpus={hostile}", "--set", "policies=random",
     ]  # fmt: skip
+
+
+def test_what_the_form_has_kept_is_an_experiment_like_a_declared_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name works for show, plan and run; report says that nothing is finished, as of any other."""
+    monkeypatch.chdir(PROJECT)
+    values = {
+        "corpus": "synthetic",
+        "synthetic_pages": "300",
+        "budget": "20",
+        "batch_pages": "5",
+        "policies": "quality,random",
+        "seeds": "",
+    }
+    root = f"--root={tmp_path}"
+
+    def say(*command: str) -> Any:
+        return CliRunner().invoke(cli, [*command, root], catch_exceptions=True)
+
+    name = say("declare", "crawl_arms", "--replicates=2", *(f"--set={key}={value}" for key, value in values.items())).output.strip()
+    assert name.startswith("crawl_arms_")
+    plan = json.loads(say("plan", name, "--json").output)
+    assert plan["replicates"] == 2 and plan["parameters"]["policies"] == "quality,random" and plan["parameters"]["budget"] == 20
+    assert name in say("show").output
+    assert say("run", name, "--only=scorer", "--jobs=1").exit_code == 0
+    assert "scorer" in say("show", name).output
+    done = say("report", name)
+    assert isinstance(done.exception, ArtifactError | ConfigError) and "finished" in str(done.exception)

@@ -93,7 +93,7 @@ def estimate(config: EvaluateConfig, inputs: Mapping[str, Mapping[str, Any]]) ->
     items = 0 if config.suite == "none" else sum(t.items for t in TASKS.values()) if full else own_item_count()
     tokens = SUITE_TOKENS if full else None if config.suite != "none" else 0
     total = None if tokens is None or heldout is None else tokens + heldout
-    return {"eval_items": (items, "items"), "eval_tokens": (total, "tokens")}
+    return {"eval_items": (items, "items"), "suite_tokens": (tokens, "tokens"), "eval_tokens": (total, "tokens")}
 
 
 def _rank(

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from craw4llm.artifact import Artifact
 from craw4llm.configs import CorpusConfig, CrawlConfig
+from craw4llm.corpus import edges
 from craw4llm.corpus.bvgraph import read_bvgraph
 from craw4llm.corpus.edges import open_linked
 from craw4llm.corpus.graph_only import node_urls, open_edges
@@ -128,6 +129,47 @@ def test_an_edge_list_of_integers_in_any_order(tmp_path: Path, build: Build) -> 
     pq.write_table(pa.table({"source": [0, 1], "target": [-1, 5]}), path)
     with pytest.raises(InputError, match="holds nulls or numbers outside"):
         open_edges(path)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 20_000, 1 << 20])
+def test_linked_edges_are_read_twice_whatever_their_order(
+    tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch, bucket_bytes: int
+) -> None:
+    """40 chunks of nodes: once to be checked, once to be shared out; not once a chunk."""
+    monkeypatch.setattr(edges, "CHUNK_NODES", 50)
+    monkeypatch.setattr(edges, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(edges, "_BATCH_EDGES", 1000)
+    rng = np.random.default_rng(5)
+    source, target = rng.integers(0, 1500, 9000), rng.integers(0, 2000, 9000)
+    flags, anchors = rng.integers(0, 3, 9000, dtype=np.uint8), [f"to {t}" for t in target.tolist()]
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    pq.write_table(pa.table({"url": [f"https://a.example/{k:04}" for k in range(2000)]}), folder / "nodes.parquet")
+    table = pa.table({"target": target, "source": source.astype(np.uint16), "anchor": anchors, "flags": flags, "other": source})
+    pq.write_table(table, folder / "edges.parquet")
+    rows = {"read": 0}
+    batches = edges._batches
+
+    def counted(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for batch in batches(path, columns):
+            rows["read"] += batch.num_rows
+            yield batch
+
+    monkeypatch.setattr(edges, "_batches", counted)
+    opened = open_linked(folder)
+    assert rows["read"] == 9000
+    pages = [page for chunk in opened.chunks for page in chunk.read()]
+    again = [page for chunk in opened.chunks for page in chunk.read()]
+    assert rows["read"] == 18_000 and pages == again
+    kept = {chunk.edges for chunk in opened.chunks}
+    assert len(list(opened.chunks)) == 40 and (len(kept) == 1) == (bucket_bytes == 1 << 20)
+    wanted: list[list[tuple[str, str, int]]] = [[] for _ in range(2000)]
+    for s, t, f in sorted(zip(source.tolist(), target.tolist(), range(9000), strict=True)):
+        wanted[s].append((f"https://a.example/{t:04}", anchors[f], int(flags[f])))
+    assert [list(zip(page.links, page.anchors, page.link_flags, strict=True)) for page in pages] == wanted
+    assert all(Path(name).is_file() for name in kept)
+    del opened
+    assert not any(Path(name).exists() for name in kept)
 
 
 def test_links_out_and_in_again(parquet: WriteParquet, build: Build, tmp_path: Path) -> None:

@@ -101,3 +101,46 @@ def test_rules() -> None:
 )
 def test_registered_domains(host: str, domain: str) -> None:
     assert domain_of(host) == domain
+
+
+def test_links_joined_as_text_are_what_the_parser_makes_of_them() -> None:
+    """Odd pieces in any order, on odd bases: with the joining and without it, the same."""
+    drawn = random.Random(0)
+    pieces = [
+        *'/?#:@&=~;[]\\"< \t\n\u00e9\ud800\0',
+        "..",
+        ".",
+        "../",
+        "./",
+        "//",
+        "a",
+        "b.html",
+        "#top",
+        "%2e",
+        "%2E",
+        "%41",
+        "http:",
+        "mailto:",
+    ]
+    bases = [
+        *(
+            "https://a.example/",
+            "https://a.example/x",
+            "http://a.example/x/y/z.html",
+            "https://a.example//x//y",
+            "https://a.example/d?x=../k",
+        ),
+        *("https://A.example/x/", "/docs/", "https://a.example", "https://1.2.3.4/a/b", "https://u@a.example/x/y", "https://a.example/x#f"),
+    ]
+    joined = 0
+    for _ in range(20_000):
+        link, base = "".join(drawn.choice(pieces) for _ in range(drawn.randrange(6))), drawn.choice(bases)
+        try:
+            parsed = ada_url.URL(link.strip(), base=base)
+            parsed.hash = parsed.username = parsed.password = ""
+            wanted = str(parsed.href) if parsed.protocol in ("http:", "https:") else None
+        except (ValueError, UnicodeError):
+            wanted = None
+        assert canonical_url(link, base) == wanted, (link, base)
+        joined += urls._joined(link, base) is not None
+    assert joined > 2000

@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import zlib
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,35 @@ def test_a_length_that_reaches_exactly_over_the_next_record_is_no_record(tmp_pat
     found, damages = read(write(tmp_path / "a.warc.gz", members(records)))
     assert urls(found) == [url(k) for k in range(12) if k != 5]
     assert [d.reason for d in damages] == ["cut_off"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whole_members_are_what_the_careful_reader_makes_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Whatever is wrong with a file, and wherever it is read from and to."""
+    drawn = random.Random(seed)
+    packed = [members([one]) for one in twelve(digest=bool(seed % 2))]
+    packed.insert(drawn.randrange(12), drawn.choice([b"", b"\0" * 30, b"junk", members([b"", b"\r\n"]), members([b"no record\r\n\r\n"])]))
+    data = bytearray(b"".join(packed))
+    for _ in range(seed % 4):
+        data[drawn.randrange(len(data))] ^= 1 << drawn.randrange(8)
+    path = write(tmp_path / "a.warc.gz", bytes(data[: drawn.choice([len(data), drawn.randrange(len(data))])]))
+    options: list[dict[str, int]] = [{}, {"end": drawn.randrange(1, len(data))}, {"block_bytes": 700}]
+    fast = [list(read_records(path, **some)) for some in options]  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "_single", lambda file, offset, end, block_bytes: iter_of_none(offset))
+    assert fast == [list(read_records(path, **some)) for some in options]  # type: ignore[arg-type]
+
+
+def iter_of_none(offset: int) -> Generator[WarcRecord, None, int | None]:
+    """Leaves all to the careful reader."""
+    yield from ()
+    return offset
+
+
+def test_intact_members_are_read_without_the_search_for_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.warc.gz", members(twelve()))
+    monkeypatch.setattr(module, "_records", lambda source, end, block_bytes: iter(()))
+    records, damages = read(path)
+    assert urls(records) == [url(k) for k in range(12)] and not damages
 
 
 @pytest.mark.parametrize("seed", range(60))

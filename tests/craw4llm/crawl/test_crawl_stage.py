@@ -141,17 +141,18 @@ SUBPROCESS = """
 import json, sys
 from pathlib import Path
 from craw4llm.execution import Execution
+from craw4llm import processes
 from craw4llm.scoring import memo
 root, workers, paths = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 sys.path.append("tests/craw4llm/crawl")
 if __name__ == "__main__":
     import test_crawl_stage as here
     started = []
-    new_pool = memo.new_pool
+    new_pool = processes.new_pool
     def counted(*args, **options):
         started.append(args)
         return new_pool(*args, **options)
-    memo.new_pool, memo._POOL_AFTER_PAGES, memo._TASK_PAGES = counted, 1, 8
+    processes.new_pool, memo._POOL_AFTER_PAGES, memo._TASK_PAGES = counted, 1, 8
     build = here.builder(Execution(root=Path(root), workers=workers, report=lambda line: None))
     for policy in ("quality", "parent_mean", "random", "breadth_first", "indegree"):
         print(policy, build(here.mini_crawl(paths, policy)).digest)

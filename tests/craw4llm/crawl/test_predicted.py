@@ -75,7 +75,7 @@ def test_features_by_hand():
     links(policy, [(5, 0, 0.2), (6, 0, 0.2), (6, 1, 0.6), (7, 1, 0.6)], urls, known)
     policy.learn(np.array([5, 7], dtype=np.uint32), np.array([1.0, 0.0], dtype=np.float32))
     links(policy, [(8, 0, 0.2), (6, 5, 1.0)], urls, known, depth=2)
-    rows = policy._features(np.array([6, 8], dtype=np.uint32))
+    rows = policy._features(policy.rows(np.array([6, 8], dtype=np.uint32)))
     m = (0.2 + 0.6 + 1.0 + 0.0) / 4
     host = (1.0 + 2 * m) / 3
     folder = (1.0 + 2 * host) / 3
@@ -102,7 +102,7 @@ def test_it_learns_only_from_what_it_knew_before():
     policy, known = Predicted(Live(20, 0), 0.0), set()
     policy.learn(np.array([0], dtype=np.uint32), np.array([0.5], dtype=np.float32))
     links(policy, [(5, 0, 0.5), (6, 0, 0.5)], {5: "https://w.example/a", 6: "https://w.example/b"}, known)
-    before = policy._features(np.array([5, 6], dtype=np.uint32))
+    before = policy._features(policy.rows(np.array([5, 6], dtype=np.uint32)))
     policy.learn(np.array([5, 6], dtype=np.uint32), np.array([1.0, 0.0], dtype=np.float32))
     np.testing.assert_allclose(np.tril(policy._gram), np.tril(before.T @ before))
     np.testing.assert_allclose(policy._moment, before.T @ (np.array([1.0, 0.0]) - before[:, 1]))
@@ -142,7 +142,7 @@ def test_what_anchors_and_places_tell():
     links(policy, [(5, 0, 0.5)], urls, known, link_anchors=[None], link_flags=unknown)
     links(policy, [(6, 0, 0.5)], urls, known)
     mean = (0.5 + 0.9) / 2
-    row = dict(zip((3, 4, 5, 6), policy._features(np.array([3, 4, 5, 6], dtype=np.uint32)), strict=True))
+    row = dict(zip((3, 4, 5, 6), policy._features(policy.rows(np.array([3, 4, 5, 6], dtype=np.uint32))), strict=True))
     good = (0.9 + 2 * mean) / 3  # one fetch, shrunk by two
     assert row[4][26:30] == pytest.approx([1, good, good, good * row[4][1]]) and row[4][30:] == pytest.approx([1, row[4][1]])
     assert row[3][27] == pytest.approx(good) and row[3][30] == 0.5
@@ -222,3 +222,15 @@ def test_rng_seed_moves_only_what_is_explored(planted, shared_build):
     with pytest.raises(ConfigError, match="explore_share is 1"):
         CrawlConfig(policy="predicted", budget_pages=1, explore_share=1)
     assert Corpus(runs[0].artifact.input("corpus")).n_pages == 3000
+
+
+def test_its_table_holds_what_was_met_and_no_more():
+    policy, known = Predicted(Live(1_000_000, 0), 0.0), set()
+    urls = {k: f"https://w.example/{k}" for k in range(500_000, 500_400)}
+    policy.learn(np.array([7], dtype=np.uint32), np.array([0.5], dtype=np.float32))
+    links(policy, [(k, 7, 0.5) for k in urls], urls, known)
+    before = policy._features(policy.rows(np.array([500_000, 500_399], dtype=np.uint32)))
+    policy.rows(np.arange(100, 4000, dtype=np.uint32))  # the table grows, what is in it stays
+    np.testing.assert_array_equal(policy._features(policy.rows(np.array([500_000, 500_399], dtype=np.uint32))), before)
+    assert policy.rows(np.array([500_001, 7, 500_001], dtype=np.uint32)).tolist() == [2, 0, 2]
+    assert all(len(getattr(policy, name)) < 10_000 for name in policy.per_target)

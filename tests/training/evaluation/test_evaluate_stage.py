@@ -342,6 +342,10 @@ def test_a_plan_knows_the_items_and_the_tokens():
     known = {"heldout": {"tokens": (1000, "tokens")}}
     full = EvaluateConfig(tasks=External(name="tasks", path="anywhere"))
     assert stage.estimate(full, known)["eval_items"] == (105_079, "items") and stage.estimate(full, known)["eval_tokens"][0] > 70_000_000
-    assert stage.estimate(EvaluateConfig(suite="none"), known) == {"eval_items": (0, "items"), "eval_tokens": (1000, "tokens")}
+    assert stage.estimate(EvaluateConfig(suite="none"), known) == {
+        "eval_items": (0, "items"),
+        "suite_tokens": (0, "tokens"),
+        "eval_tokens": (1000, "tokens"),
+    }
     own = stage.estimate(EvaluateConfig(), {})
     assert own["eval_items"][0] == sum(len(file.rows) for file in read_own_items().values()) and own["eval_tokens"][0] is None
