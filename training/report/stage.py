@@ -186,12 +186,20 @@ def pagerank_of(study: Study, corpus: Corpus) -> Floats | None:
 def relations_table(relations: Mapping[str, analysis.Relation]) -> Table:
     """With a column `remark` where one of them cannot be had."""
     remarks = any(r.why for r in relations.values())
-    records: list[dict[str, tables.Value]] = []
-    for name, r in relations.items():
-        records.append({"relation": name, "pages": r.pages, "spearman": r.rho, "interval_low": r.low, "interval_high": r.high})
-        if remarks:
-            records[-1]["remark"] = r.why
-    return tables.table("relations", records)
+    return tables.table(
+        "relations",
+        (
+            {
+                "relation": name,
+                "pages": r.pages,
+                "spearman": r.rho,
+                "interval_low": r.low,
+                "interval_high": r.high,
+                **({"remark": r.why} if remarks else {}),
+            }
+            for name, r in relations.items()
+        ),
+    )
 
 
 def crawl_pairs_table(found: Sequence[tuple[int, str, Any]]) -> Table:
