@@ -429,16 +429,18 @@ def _owner(stream: Any) -> dict[str, Any] | None:
 
 
 def _sign(stream: Any) -> None:
-    """Writes the owner's record over the last one, never truncated between: another host would read an empty file, and begin. It must also
-    reach the server now: NFS may keep it back for half a minute."""
+    """Writes the owner's record over the last one, never truncated between: another host would read an empty file, and begin."""
     handle = stream.fileno()
     fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_APPEND)
     record = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "seen": time.time()})
     os.pwrite(handle, record.ljust(RECORD_BYTES).encode(), 0)
-    os.fsync(handle)
 
 
 def _beat(stream: Any, stop: threading.Event) -> None:
+    """What is signed must reach the server at once: NFS may keep it back for half a minute."""
+    with contextlib.suppress(OSError):  # a full disk shows in the stage's own writes
+        os.fsync(stream.fileno())
     while not stop.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):  # a full disk shows in the stage's own writes
+        with contextlib.suppress(OSError):
             _sign(stream)
+            os.fsync(stream.fileno())

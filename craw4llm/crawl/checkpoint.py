@@ -57,16 +57,20 @@ class Checkpoints:
                 return state
         return None
 
-    def save(self, crawled: int, fetches: int, state: Mapping[str, NDArray[Any]]) -> None:
-        """Writes a checkpoint, then deletes those that are not farther along, and what a killed writer left."""
+    def save(self, crawled: int, fetches: int, state: Mapping[str, NDArray[Any]], *, flush: bool = True) -> None:
+        """Writes a checkpoint, then deletes those that are not farther along, and what a killed writer left.
+
+        flush: it outlives a loss of power. Without, one that was torn by it is passed over.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"{crawled}-{fetches}-{secrets.token_hex(4)}.npz"
         partial = final.with_suffix(f".{process_name()}.partial")
         try:
             with partial.open("wb") as stream:
                 np.savez(stream, format=np.array(FORMAT), **state)  # type: ignore[arg-type]
-                stream.flush()
-                os.fsync(stream.fileno())
+                if flush:
+                    stream.flush()
+                    os.fsync(stream.fileno())
             partial.rename(final)
         except BaseException:
             partial.unlink(missing_ok=True)

@@ -51,6 +51,7 @@ Targets = NDArray[np.uint32]
 NOBODY = np.uint32(0xFFFFFFFF)
 _ONE = np.uint32(1)
 _STEP = 1 << 18
+FLUSH_AFTER_S = 1.0  # a crawl that has taken less is made again sooner than its checkpoint reaches the disk
 CHECKPOINT_EVERY_S = 60.0  # a checkpoint of a crawl of 20 million pages is about 1 GB
 
 
@@ -171,14 +172,15 @@ class Crawler:
         """Goes on from the farthest checkpoint that lies before the end of this crawl, if there is one, and writes one every `every_s`
         seconds and before the iteration that may be the last."""
         stop = "exhausted"
-        saved = time.monotonic()
+        began = saved = time.monotonic()
         if checkpoints is not None and (state := checkpoints.newest(self._may_go_on_from)) is not None:
             self._restore(state)
             if progress is not None:
                 progress.update(self._progress, note="from a checkpoint")
         while True:
             if checkpoints is not None and self._rows and (time.monotonic() - saved >= every_s or self._nearly_done):
-                checkpoints.save(self._n_crawled, self._n_fetched, self._state())
+                now = time.monotonic()
+                checkpoints.save(self._n_crawled, self._n_fetched, self._state(), flush=now - began >= FLUSH_AFTER_S)
                 saved = time.monotonic()
             row = Iteration(iteration=len(self._rows))
             dry = bool(self._rows) and self._is_dry

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -118,10 +119,14 @@ def test_an_owners_record_is_never_seen_empty_and_reaches_the_server(tmp_path: P
     written: list[tuple[int, bytes]] = []
     path = tmp_path / "lock"
     monkeypatch.setattr(os, "fsync", lambda handle: written.append((handle, path.read_bytes())))
+    ended = threading.Event()
+    ended.set()
     with path.open("a+") as stream:
         artifact._sign(stream)
+        artifact._beat(stream, ended)
         monkeypatch.setattr("socket.gethostname", lambda: "h")  # a shorter record than the one before
         artifact._sign(stream)
+        artifact._beat(stream, ended)
         assert [len(text) for _, text in written] == [artifact.RECORD_BYTES] * 2 and {h for h, _ in written} == {stream.fileno()}
         assert artifact._owner(stream) == {"host": "h", "pid": os.getpid(), "seen": json.loads(written[1][1])["seen"]}
 
