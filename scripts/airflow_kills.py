@@ -11,6 +11,7 @@ $CRAW4LLM_PATIENCE=5 makes all time-outs five times as long, for a busy machine.
 """
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -84,6 +85,7 @@ class MemoryGroup:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
             raise Unavailable(f"no control group with a limit of memory: {error}") from error
+        atexit.register(self.close)
         self._counts = self.path / ("memory.oom_control" if v1 else "memory.events")
         with contextlib.suppress(OSError):  # absent where the kernel does not count swap
             (self.path / ("memory.memsw.limit_in_bytes" if v1 else "memory.swap.max")).write_text(str(limit_bytes) if v1 else "0")
