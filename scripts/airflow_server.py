@@ -92,8 +92,6 @@ def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str,
         "scheduler": {
             "task_instance_heartbeat_timeout": "900",
             "enable_health_check": "False",
-            # Most stages of a small experiment take a second: do not wait one between them. A look costs 0.05 s of a core.
-            "scheduler_idle_sleep_time": "0.5",
         },
         "execution_api": {"jwt_expiration_time": "3600"},
     }
