@@ -92,6 +92,9 @@ def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str,
         "scheduler": {
             "task_instance_heartbeat_timeout": "900",
             "enable_health_check": "False",
+            # Most stages of a small experiment take a second: do not wait one between them. A look costs 0.05 s of a core, so look no
+            # more often either (benchmarks/airflow_overhead.py: 0.2 s 32%, 0.5 s 27%, 1 s 43%).
+            "scheduler_idle_sleep_time": "0.5",
         },
         "execution_api": {"jwt_expiration_time": "3600"},
     }
