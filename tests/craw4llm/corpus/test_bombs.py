@@ -1,5 +1,6 @@
 """Few bytes that stand for many: each is a counted reject, and the process that reads them stays under 300 MB (Parquet: 500 MB)."""
 
+import compileall
 import functools
 import gzip
 import json
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import craw4llm
 from craw4llm.corpus import bvgraph
 from craw4llm.corpus.clueweb22_records import DAMAGED, TOO_LARGE, load_offsets, parse_text, unpack
 from craw4llm.corpus.json_bounds import MAX_VALUES, count_values, too_rich
@@ -42,6 +44,12 @@ result = run(CorpusConfig(source=source, max_reject_share=0.9), {}, Path(out), E
 peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024  # of this process alone
 print(json.dumps({"peak": peak, "counts": {k: v for k, (v, _) in result.counts.items()}, "notes": dict(result.notes)}))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Bytecode, as an installation has it: the first import of a module without takes 26 MB."""
+    compileall.compile_dir(Path(craw4llm.__file__).parent, quiet=1)
 
 
 def build(path: Path, tmp_path: Path, most_bytes: float = MOST_BYTES, **options: object) -> tuple[dict, Path]:
