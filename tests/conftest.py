@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import airflow_env  # noqa: F401  its settings, before any test brings Airflow in
 import pytest
 
 from craw4llm.artifact import Artifact, Store

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import airflow_env  # noqa: F401  its settings, before a test of this folder, the first ones, brings Airflow in
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
