@@ -33,7 +33,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import statistics
 import tempfile
@@ -48,9 +47,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from processor import cpu
 
 from craw4llm.configs import CorpusConfig, SyntheticWeb
-from craw4llm.corpus.extraction import end_children
 from craw4llm.corpus.graph_only import GraphSource, build_graph
 from craw4llm.corpus.stage import open_source, run
 from craw4llm.execution import Execution
@@ -223,13 +222,6 @@ def html_page(row: dict[str, Any]) -> str:
     links = "".join(f'<li><a href="{link}">link</a></li>' for link in row["outlinks"][:100])
     head = "<head><meta charset=utf-8><title>t</title><style>p{color:red}</style></head>"
     return f"<!DOCTYPE html><html>{head}<body><nav><ul>{links}</ul></nav><main><article>{paragraphs}</article></main></body></html>"
-
-
-def cpu() -> float:
-    """Processor seconds of this process and of its children, which are ended so that they count."""
-    end_children()
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 # The link graph at scale ------------------------------------------------------------------------------------------------------------------

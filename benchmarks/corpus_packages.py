@@ -9,15 +9,15 @@ in children, the merge, the digests of what was written. Last line: JSON.
 
 import argparse
 import json
-import resource
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from processor import cpu
+
 from craw4llm.artifact import Store
 from craw4llm.configs import CorpusConfig
-from craw4llm.corpus.extraction import end_children
 from craw4llm.execution import Execution
 from craw4llm.fingerprint import External
 from craw4llm.runner import build, single
@@ -41,12 +41,6 @@ def measure(web: Path, root: Path, workers: int) -> dict[str, Any]:
         "cpu_s": round(cpu() - used, 1),
         "workers": workers,
     }
-
-
-def cpu() -> float:
-    end_children()
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def main() -> None:

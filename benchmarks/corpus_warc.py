@@ -22,7 +22,6 @@ import contextlib
 import gzip
 import json
 import os
-import resource
 import shutil
 import statistics
 import tempfile
@@ -33,11 +32,11 @@ from typing import Any
 import ada_url
 import pyarrow as pa
 from fastwarc.warc import ArchiveIterator, WarcRecordType
+from processor import cpu
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 
 from craw4llm.configs import CorpusConfig
-from craw4llm.corpus.extraction import end_children
 from craw4llm.corpus.html_links import read_markup
 from craw4llm.corpus.records import Page
 from craw4llm.corpus.stage import run
@@ -131,13 +130,6 @@ def write_archive(path: Path, copies: int) -> None:
                     head = "".join(f"{key}: {value}\r\n" for key, value in headers)
                     raw = b"WARC/1.0\r\n" + head.encode() + b"\r\n" + record.reader.read() + b"\r\n\r\n"
                     stream.write(gzip.compress(raw, 6, mtime=0))
-
-
-def cpu() -> float:
-    """Processor seconds of this process and of its children, which are ended so that they count."""
-    end_children()
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def main() -> None:

@@ -367,7 +367,19 @@ def digests(root: Path) -> dict[str, str]:
     return found
 
 
-class Receiver(http.server.ThreadingHTTPServer):
+class Serving(socketserver.BaseServer):
+    """A server that serves in a thread for as long as its `with` block runs."""
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Receiver(Serving, http.server.ThreadingHTTPServer):
     """A web server that takes every message; `got`: what came, as JSON."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -383,16 +395,8 @@ class Receiver(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), self.Handler)
         self.got: list[dict[str, str]] = []
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.shutdown()
-        self.server_close()
-
-
-class Mails(socketserver.ThreadingTCPServer):
+class Mails(Serving, socketserver.ThreadingTCPServer):
     """An SMTP server that takes every mail; `got`: what came."""
 
     class Handler(socketserver.StreamRequestHandler):
@@ -415,14 +419,6 @@ class Mails(socketserver.ThreadingTCPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), self.Handler)
         self.got: list[Any] = []
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.shutdown()
-        self.server_close()
 
 
 @contextlib.contextmanager
