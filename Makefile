@@ -44,7 +44,7 @@ $(READY): pyproject.toml requirements/lock.txt requirements/torch.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/torch.txt uv==0.13.9
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --compile-bytecode --no-deps -r requirements/lock.txt
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps -e .
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps --config-setting editable_mode=compat -e .
 	@$(BIN)/python -m compileall -q craw4llm training
 	@touch $@
 

@@ -252,6 +252,10 @@ def crawl(root: Path, workers: int, **wanted: Any) -> None:
     # Arrow's own allocator takes a fifth of such a crawl's memory for itself; it reads this when it is loaded.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     set_threshold(50_000, 20, 20)  # what is imported next makes hundreds of thousands of objects that stay
+    from craw4llm import quick_start
+
+    quick_start.load_arrow()
+    quick_start.large_pages()
     from craw4llm.crawl.direct import Wanted
     from craw4llm.crawl.direct import crawl as run_crawl
 

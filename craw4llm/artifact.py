@@ -29,11 +29,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import craw4llm
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ArtifactError, StorageError
 from craw4llm.externals import sha256_file
 

@@ -5,11 +5,11 @@
 What each stage writes is in docs/artifacts.md.
 """
 
-import dataclasses
 import re
 from typing import ClassVar, Literal, get_args
 
 from craw4llm.corpus.clueweb22_files import check_streams
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 from craw4llm.fingerprint import External
 from craw4llm.stage import Config
@@ -56,7 +56,7 @@ OTHER_SCORE = re.compile(r"score_[a-z0-9_]+")  # names of a crawl's inputs that 
 NEEDS_SCORER = frozenset({"quality", "parent_first", "parent_mean", "parent_max", "parent_min", "predicted"})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SyntheticWeb:
     """A deterministic web with planted page quality that links follow (craw4llm.corpus.synthetic).
 
@@ -85,7 +85,7 @@ class SyntheticWeb:
     seed: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SyntheticText:
     """Labelled text in the words of the synthetic web, for training a scorer where no other text is at hand."""
 
@@ -93,21 +93,21 @@ class SyntheticText:
     seed: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Length:
     """Length of a page's text. unit "tokens" needs the input `tokenizer` (end-of-text not counted); words are split at white space."""
 
     unit: Literal["chars", "bytes", "words", "tokens"] = "chars"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UrlFeature:
     """A number read from the canonical URL alone: its length in characters, the parts of its path, its digits, its query parameters."""
 
     feature: Literal["length", "depth", "digits", "parameters"] = "depth"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GraphMeasure:
     """A centrality over the whole link graph, dead links included (input `corpus`).
 
@@ -121,7 +121,7 @@ class GraphMeasure:
     registers: int = 64
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ensemble:
     """A weighted sum of other scorers, which are inputs of any name. A page that one of them does not score has no score.
 
@@ -136,7 +136,7 @@ class Ensemble:
     fit_pages: int = 10_000
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Encoder:
     """A sentence encoder with a regression head (the FineWeb-Edu kind): a folder that transformers reads as a sequence classifier.
 
@@ -152,7 +152,7 @@ class Encoder:
     pad_to: int = 64
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EntryPoint:
     """A scorer of an installed package, found in the entry-point group `craw4llm.scorers` (craw4llm.scoring.plugins).
 
@@ -167,7 +167,7 @@ class EntryPoint:
 ScorerSource = External | SyntheticText | Length | UrlFeature | GraphMeasure | Ensemble | Encoder | EntryPoint
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HtmlLimits:
     """What reading one HTML page may take; a page that takes more is a reject with its reason (craw4llm.corpus.extraction).
 
@@ -179,7 +179,7 @@ class HtmlLimits:
     memory_bytes: int = 1 << 30
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WarcArchive:
     """WARC files with what Common Crawl derives from them (craw4llm.corpus.warc). A WARC file or folder as a plain source has the defaults.
 
@@ -193,7 +193,7 @@ class WarcArchive:
     links: Literal["html", "wat"] = "html"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClueWeb22:
     """A ClueWeb22 folder as delivered (txt, outlink and, where counted, inlink); texts stay where they are.
 
@@ -215,7 +215,7 @@ class ClueWeb22:
     min_resolved: float = 0.05
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UrlRules:
     """What is one page, beyond the URL standard's canonical form (craw4llm.corpus.urls).
 
@@ -227,7 +227,7 @@ class UrlRules:
     drop_tracking: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CorpusConfig(Config):
     """-> page table, texts, link graph, held-out ids.
 
@@ -312,7 +312,7 @@ class CorpusConfig(Config):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScorerConfig(Config):
     """[corpus] [tokenizer] [other scorers] -> a scorer: score(page) depends on the page's text (or URL, or place in the graph) alone.
 
@@ -408,7 +408,7 @@ _SOURCE_OF: dict[str, tuple[type, ...]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Config):
     """corpus, scorer -> one float32 score for every page of the corpus (NaN: no score, with a reason)."""
 
@@ -416,7 +416,7 @@ class ScoreConfig(Config):
     inputs: ClassVar[tuple[str, ...]] = ("corpus", "scorer")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CrawlConfig(Config):
     """corpus [, scorer] [, rank] [, match] [, lengths] [, score_*] -> what was discovered, fetched and crawled, in order.
 
@@ -505,7 +505,7 @@ class CrawlConfig(Config):
             raise self.refuse("match_fetches", "true exactly when the input `match` is given")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SelectConfig(Config):
     """corpus [, scorer] [, crawl] [, scores] [, match] [, tokenizer] [, other] -> kept page ids.
 
@@ -595,7 +595,7 @@ class SelectConfig(Config):
             raise self.refuse("keep_tokens", "a number of tokens exactly when the input `tokenizer` is given")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OverlapConfig(Config):
     """corpus, selection -> what the kept pages share with evaluation items, per task, and groups of copies among them.
 
@@ -626,7 +626,7 @@ def check_similarity(config: SelectConfig | OverlapConfig) -> None:
             raise config.refuse(field, "at least 1")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizerConfig(Config):
     """[corpus] -> a tokenizer: a given `tokenizer.json`, or a byte-level BPE trained on the corpus (held-out pages left out).
 
@@ -650,7 +650,7 @@ class TokenizerConfig(Config):
             raise self.refuse("source", "a tokenizer.json, or the input `corpus` to train a tokenizer on")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizeConfig(Config):
     """corpus, tokenizer [, selection] -> MDS shards of samples of `sample_tokens` token ids.
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
+from craw4llm.dataclass import dataclass
+
 LINE_EVERY_S = 5.0
 
 
@@ -32,7 +34,7 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Execution:
     """root: the artifact root. workers: processes a stage may use. device: "auto", "cpu", "cuda" or "cuda:1".
     micro_batch: sequences a device takes at once (0: chosen by the stage). threads: per process of numeric libraries. ranks: processes of

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 from craw4llm.execution import process_name
 from craw4llm.stage import Config, Stage
@@ -33,7 +34,7 @@ from craw4llm.stage import Config, Stage
 EXPERIMENTS_FOLDER = "CRAW4LLM_EXPERIMENTS"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Parameter:
     """A value that `--set`, the Airflow form and the API may change."""
 
@@ -47,7 +48,7 @@ class Parameter:
     many: bool = False  # a text that lists some of the choices, each once, separated by commas
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Arms:
     """What an experiment function returns for one replicate.
 
@@ -60,7 +61,7 @@ class Arms:
     reported: Mapping[str, Stage] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Experiment:
     """A declared experiment.
 
@@ -163,7 +164,7 @@ def help_of(config: type, field: str) -> str:
     return found[1] if found else ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Node:
     """A stage in the graph of an experiment. `group` is the arm path that it belongs to ("" for shared stages)."""
 
@@ -174,7 +175,7 @@ class Node:
     upstream: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Graph:
     """All stages of an experiment, inputs before users, each once."""
 

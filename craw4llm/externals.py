@@ -70,6 +70,7 @@ class ExternalDigests:
     def __init__(self, memory: Path | None) -> None:
         self.memory = memory
         self._known: dict[str, str] = {}
+        self._told: dict[External, str] = {}  # one plan sees one content, and looks once
         self._changed = False
         if memory is not None and memory.is_file():
             try:
@@ -78,6 +79,11 @@ class ExternalDigests:
                 self._known = {}  # it only saves time: a damaged memory is read anew
 
     def __call__(self, external: External) -> str:
+        if external not in self._told:
+            self._told[external] = self._digest(external)
+        return self._told[external]
+
+    def _digest(self, external: External) -> str:
         path = locate(external)
         if not path.exists():
             raise InputError(

@@ -16,12 +16,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 
 HEX_DIGITS = 12  # 48 bits: a collision among a million artifacts of one stage has a chance of about 1 in 560
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class External:
     """A file or folder that comes from outside the chain, known by a declared name and, once planned, by its content.
 

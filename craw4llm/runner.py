@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from craw4llm.artifact import Artifact, Store, storage_errors
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ArtifactError, ConfigError, Craw4LLMError, InputError, StageError
 from craw4llm.execution import Execution, process_name
 from craw4llm.experiment import Graph, Node
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Work:
     """All that a worker process needs to build one artifact."""
 
@@ -48,7 +49,7 @@ class Work:
     inputs: Mapping[str, tuple[str, str]]  # name -> (stage, fingerprint)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Plan:
     """The graph with its fingerprints."""
 

@@ -26,6 +26,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 from craw4llm.fingerprint import DigestOf, External, canonical, fingerprint
 
@@ -43,7 +44,7 @@ OWN_STAGES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """Base of stage configs.
 

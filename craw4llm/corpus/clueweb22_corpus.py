@@ -36,7 +36,7 @@ from craw4llm.corpus.clueweb22_files import (
     parse_id,
 )
 from craw4llm.corpus.clueweb22_records import DAMAGED, MAX_UNPACKED_BYTES, RecordFiles, unpack
-from craw4llm.corpus.clueweb22_slots import Slots, format_ids
+from craw4llm.corpus.clueweb22_slots import Slots, format_ids, spell_ids
 from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.corpus.names import STEP, Names, first_seen
 from craw4llm.corpus.reader import CLUEWEB22, Corpus
@@ -44,6 +44,7 @@ from craw4llm.errors import ConfigError, InputError
 
 FOLDER = "CRAW4LLM_CLUEWEB22"
 _READ_AT_ONCE = 4096  # texts that are held while their lengths are counted
+_STRINGS = 1 << 26  # document ids in an Arrow array of strings, which holds 2 GB
 
 
 class ClueWeb22Corpus(Corpus):
@@ -182,7 +183,7 @@ class ClueWeb22Corpus(Corpus):
     @property
     def dead_urls(self) -> "_Names":  # type: ignore[override]
         """`dead_urls.take(rows)`: document ids, the one name that a dead link has."""
-        return _Names(self.n_targets - self.n_pages, lambda rows: self.document_ids(np.asarray(rows) + self.n_pages))
+        return _DocumentIds(self.n_targets - self.n_pages, lambda rows: self._keys(np.asarray(rows, dtype=np.int64) + self.n_pages))
 
     @cached_property
     def hosts(self) -> Names:
@@ -439,3 +440,20 @@ class _Names:
         import pyarrow as pa
 
         return pa.array(self._make(np.asarray(rows, dtype=np.int64)), pa.string())
+
+
+class _DocumentIds(_Names):
+    """Document ids by their keys, without Python's strings."""
+
+    def to_pylist(self) -> list[str]:
+        return format_ids(self._make(np.arange(self._count)))
+
+    def take(self, rows: Any) -> Any:
+        import pyarrow as pa
+
+        if len(rows) > _STRINGS:
+            return pa.chunked_array([self.take(rows[start : start + _STRINGS]) for start in range(0, len(rows), _STRINGS)])
+        text, ends = spell_ids(self._make(rows))
+        offsets = np.zeros(len(ends) + 1, dtype=np.int32)
+        offsets[1:] = ends
+        return pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text)])

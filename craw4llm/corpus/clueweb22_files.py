@@ -21,9 +21,9 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import InputError
 
 KINDS = ("txt", "outlink", "inlink")

@@ -22,8 +22,7 @@ from isal import isal_zlib
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.corpus.clueweb22_files import RECORDS_PER_FILE, ROW_BYTES, DataFile
-from craw4llm.corpus.fields import MAX_RECORD_BYTES
-from craw4llm.corpus.json_bounds import too_rich
+from craw4llm.corpus.json_bounds import MAX_RECORD_BYTES, too_rich
 from craw4llm.errors import InputError
 
 MISSING = "missing"

@@ -6,13 +6,13 @@
 A slot is the number of records in the files before a document's own, plus its record number. The counts come from the `.offset` files.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from craw4llm.corpus.clueweb22_files import FILES_PER_LANGUAGE, LANGUAGES, RECORDS_PER_FILE
+from craw4llm.dataclass import dataclass
 
+_TWO_DIGITS = np.stack(np.divmod(np.arange(100, dtype=np.uint8), 10), axis=1)  # as numbers, to be added to "00"
 FOREIGN, OUT = -2, -1  # what is no slot: of another language or stream; of the collection, but in no file
 
 Ints = NDArray[np.int64]
@@ -20,19 +20,37 @@ Ints = NDArray[np.int64]
 
 def format_ids(keys: Ints) -> list[str]:
     """Document ids of keys: craw4llm.corpus.clueweb22_files.format_id, for many."""
-    ids = np.empty(len(keys), dtype=object)
-    languages = keys // (FILES_PER_LANGUAGE * RECORDS_PER_FILE)
-    for language in sorted(set(languages.tolist())):
-        chosen = np.flatnonzero(languages == language)
-        name = f"clueweb22-{LANGUAGES[language]}0000-00-00000"
-        text = np.tile(np.frombuffer(name.encode(), dtype=np.uint8), (len(chosen), 1))
-        left = keys[chosen]
-        for k in range(1, 14):
-            if name[-k] == "0":
-                left, digit = np.divmod(left, 10)
-                text[:, -k] += digit.astype(np.uint8)
-        ids[chosen] = np.ascontiguousarray(text).view(f"S{len(name)}").ravel().astype(str)
-    return list(ids)
+    if not len(keys):
+        return []
+    text, ends = spell_ids(keys)
+    lengths = np.diff(ends, prepend=0)
+    if (lengths == lengths[0]).all():
+        return list(text.view(f"S{lengths[0]}").astype(str).tolist())
+    whole = text.tobytes().decode()
+    return [whole[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+
+
+def spell_ids(keys: Ints) -> tuple[NDArray[np.uint8], Ints]:
+    """(document ids one after the other, in ASCII; where each ends)."""
+    numbers, records = (part.astype(np.uint32) for part in np.divmod(keys, RECORDS_PER_FILE))
+    languages, files = numbers // np.uint32(FILES_PER_LANGUAGE), numbers % np.uint32(FILES_PER_LANGUAGE)
+    used = np.flatnonzero(np.bincount(languages, minlength=len(LANGUAGES)))
+    names = [f"clueweb22-{LANGUAGES[language]}0000-00-00000".encode() for language in used]
+    width = max(map(len, names), default=len("0000-00-00000"))
+    # Flush right, so that digits stand in the same columns in every language; NUL before.
+    forms = np.zeros((len(LANGUAGES), width), dtype=np.uint8)
+    for language, name in zip(used, names, strict=True):
+        forms[language, width - len(name) :] = np.frombuffer(name, dtype=np.uint8)
+    text = forms[languages]
+    for left, pairs in ((records, (2, 4, 6)), (files, (8, 11, 13))):
+        for pair in pairs:
+            rest = left // np.uint32(100)
+            text[:, width - pair : width - pair + 2] += _TWO_DIGITS[left - rest * np.uint32(100)]
+            left = rest
+    lengths = np.zeros(len(LANGUAGES), dtype=np.int64)
+    lengths[used] = [len(name) for name in names]
+    ends = np.cumsum(lengths[languages])
+    return text.ravel() if len(used) == 1 else text[text != 0], ends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from craw4llm.configs import Column
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Signal
 from craw4llm.errors import InputError
 
-MAX_RECORD_BYTES = 16 << 20  # of a text, or a line: what is larger is no page, and Python's strings may take four times as much
 REQUIRED = ("url", "text", "outlinks")
 _OTHERWISE = {"language": "lang"}  # the commonest other spelling, taken where the first is not there
 _ALL_FLAGS, _ALL_SIGNALS = sum(LinkFlag), sum(Signal)

@@ -1,4 +1,4 @@
-"""Whether a JSON text may be parsed: a parser's objects take up to thirty times the text.
+"""How large a record may be, and whether a JSON text may be parsed: a parser's objects take up to thirty times the text.
 
     too_rich(b'[[],[],[], ...')      -> True
 
@@ -11,6 +11,7 @@ as bytes: brackets that open and commas, outside of strings. A page's record has
 
 import numpy as np
 
+MAX_RECORD_BYTES = 16 << 20  # of a text, or a line: what is larger is no page, and Python's strings may take four times as much
 MAX_VALUES = 1 << 20  # some 80 MB as Python's objects
 _SHORT_BYTES = 1 << 20  # what is shorter can't hold so many
 

@@ -23,8 +23,8 @@ import orjson
 import pyarrow as pa
 
 from craw4llm.configs import Column
-from craw4llm.corpus.fields import MAX_RECORD_BYTES, field_names, page_of
-from craw4llm.corpus.json_bounds import too_rich
+from craw4llm.corpus.fields import field_names, page_of
+from craw4llm.corpus.json_bounds import MAX_RECORD_BYTES, too_rich
 from craw4llm.corpus.records import Page, ReadAgain, Reject, Skipped, Source
 from craw4llm.errors import InputError
 

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from craw4llm.corpus.fields import MAX_RECORD_BYTES, REQUIRED, field_names, page_of
+from craw4llm.corpus.fields import REQUIRED, field_names, page_of
+from craw4llm.corpus.json_bounds import MAX_RECORD_BYTES
 from craw4llm.corpus.records import Page, Reject, Source
 from craw4llm.errors import InputError
 

@@ -11,6 +11,8 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from craw4llm.dataclass import dataclass
+
 # Why a record is no page of the corpus. Every reject has one of these.
 REASONS: Mapping[str, str] = {
     "no_url": "the URL is null or empty",
@@ -126,7 +128,7 @@ class ReadAgain(Exception):
         self.chunk = chunk
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """An opened source.
 

@@ -4,11 +4,10 @@ budget = Budget(pages=3014)
 budget.end(pages, fetches, tokens)      -> how many of the next events the crawl still makes
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 
 Counts = NDArray[np.int64]

@@ -6,12 +6,12 @@
 What is finished in the root is used: a second policy or budget over the same corpus costs its crawl alone.
 """
 
-import dataclasses
 from pathlib import Path
 
 from craw4llm.artifact import Artifact, Store
 from craw4llm.configs import KNOWLEDGE, NEEDS_SCORER, ClueWeb22, CorpusConfig, CrawlConfig, GraphMeasure, ScorerConfig
 from craw4llm.corpus.clueweb22_files import is_clueweb22
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 from craw4llm.execution import Execution
 from craw4llm.externals import ExternalDigests
@@ -20,7 +20,7 @@ from craw4llm.runner import Work, build
 from craw4llm.stage import Planner, Stage
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """The choices of the command line; names and meanings are those of CorpusConfig, ClueWeb22, ScorerConfig and CrawlConfig.
 

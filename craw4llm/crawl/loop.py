@@ -73,7 +73,7 @@ class Iteration:
     hosts: int | None = 0  # None: the corpus does not know its pages' hosts
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Crawl:
     """A finished crawl, in arrays.
 
@@ -569,10 +569,6 @@ class Crawler:
         hosts = distinct(hosts[~self._host_seen[hosts]])
         self._host_seen[hosts] = True
         self._n_hosts += len(hosts)
-
-    def _mean_score(self, pages: Targets) -> float | None:
-        assert self._scores is not None
-        return mean_score(self._scores.scores(pages))
 
     def _waiting(self) -> tuple[Targets, NDArray[np.int64]]:
         """Live pages that were met and not crawled, with the crawl rank of the page that first linked to each: where the frontier was

@@ -12,7 +12,7 @@ The formulas are in docs/artifacts.md, "Policies".
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import KNOWLEDGE
 from craw4llm.crawl.hashing import uniform
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 
 Targets = NDArray[np.uint32]
 Priorities = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Live:
     """What a live crawler has before it fetches a page: nothing but the links it has seen, which come as `Seen`."""
 
@@ -34,14 +35,14 @@ class Live:
     rng_seed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FullGraph(Live):
     """rank: uint32 or float32[n_targets], a measure over the whole link graph: in-degree, PageRank or harmonic centrality."""
 
     rank: NDArray[np.uint32] | NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TargetText(Live):
     """scores: float32 scores of fetched pages (NaN: none). AssertionError for a page that was not fetched."""
 
@@ -51,7 +52,7 @@ class TargetText(Live):
 KNOWLEDGE_CLASS: dict[str, type[Live]] = {"live": Live, "full_graph": FullGraph, "target_text": TargetText}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Seen:
     """What the links of the last batch showed.
 

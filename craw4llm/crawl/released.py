@@ -28,6 +28,7 @@ from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.loop import NOBODY, Crawler, Iteration, Targets, distinct_targets, seen_first
 from craw4llm.crawl.seeds import Seeds
 from craw4llm.errors import ConfigError, InputError
+from craw4llm.scoring.means import mean_score
 
 
 def sample_seeds(path: Path, corpus: Corpus, count: int, seed: int, *, ghosts: bool) -> Seeds:
@@ -104,7 +105,8 @@ class ReleasedCrawler(Crawler):
             return False
         self._seen.add(targets)
         if self._look_ahead:
-            row.mean_score_discovered = self._mean_score(targets)
+            self._read(targets)
+            row.mean_score_discovered = mean_score(self._look_scores)
         seen = seen_first(targets, max(self._n_crawled - len(self._batch), 0) + place)
         self._frontier.push(self._places.of(targets), self._policy.priorities(seen))
         return True

@@ -4,7 +4,7 @@ A seed file has one URL a line, in UTF-8 (a byte order mark, CRLF, blank lines a
 `#` are comments. What cannot be crawled from is reported by line number, never dropped in silence.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.hashing import hash_text
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError, InputError
 
 _HASH_STEP = 1 << 20

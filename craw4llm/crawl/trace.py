@@ -9,7 +9,7 @@ at the largest budget serves every smaller one.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from craw4llm.artifact import Artifact
 from craw4llm.configs import KNOWLEDGE
 from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.loop import NOBODY, Crawl
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 
 ROW_GROUP_ROWS = 1 << 17
@@ -54,8 +55,8 @@ def write_trace(
     which go into the columns `score_<name>`. ghosts: targets without a page may have been crawled (mode `released`), so dead_links.parquet
     has a column `crawl_rank`.
     """
-    live = crawl.fetched < corpus.n_pages
-    ranks = np.arange(len(crawl.fetched), dtype=np.uint64)
+    is_live = crawl.fetched < corpus.n_pages
+    live, dead = np.flatnonzero(is_live), np.flatnonzero(~is_live)  # taken by number, not by mask: half the time
     pages = crawl.fetched[live]
     crawl_rank = crawl.crawl_rank[live]
     crawled = crawl_rank != NOBODY
@@ -65,7 +66,7 @@ def write_trace(
     columns = {
         "page": _plain(pages, pa.uint32()),
         "iteration": _plain(crawl.fetched_in[live], pa.uint32()),
-        "fetch_rank": _plain(ranks[live], pa.uint64()),
+        "fetch_rank": _plain(live.view(np.uint64), pa.uint64()),
         "crawl_rank": _nullable(crawl_rank, crawled),
         "crawl_iteration": _nullable(crawled_in, crawled),
         "parent": _nullable(crawl.parent[live], depth != 0),
@@ -78,20 +79,22 @@ def write_trace(
         tokens = np.zeros(len(pages), dtype=np.uint32)
         tokens[crawled] = crawl.crawled_tokens[crawl_rank[crawled]]
         columns["tokens"] = _nullable(tokens, crawled)
-    _write(pa.table(columns), out / "pages.parquet", ["iteration", "crawl_iteration", "depth", "parent"])
-    dead = crawl.fetched[~live]
-    urls = corpus.dead_urls.take(dead.astype(np.int64) - corpus.n_pages)
-    columns = {
-        "target": _plain(dead, pa.uint32()),
-        "url": urls if urls.type == pa.string() else urls.cast(pa.string()),
-        "iteration": _plain(crawl.fetched_in[~live], pa.uint32()),
-        "fetch_rank": _plain(ranks[~live], pa.uint64()),
-    }
-    if ghosts:
-        rank = crawl.crawl_rank[~live]
-        columns["crawl_rank"] = _nullable(rank, rank != NOBODY)
-    _write(pa.table(columns), out / "dead_links.parquet", ["iteration", "url"])
-    _write(pa.Table.from_pylist([asdict(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
+    with ThreadPoolExecutor(1) as pool:  # Arrow lets Python go on
+        written = pool.submit(_write, pa.table(columns), out / "pages.parquet", ["iteration", "crawl_iteration", "depth", "parent"])
+        targets = crawl.fetched[dead]
+        urls = corpus.dead_urls.take(targets.astype(np.int64) - corpus.n_pages)
+        columns = {
+            "target": _plain(targets, pa.uint32()),
+            "url": urls if urls.type == pa.string() else urls.cast(pa.string()),
+            "iteration": _plain(crawl.fetched_in[dead], pa.uint32()),
+            "fetch_rank": _plain(dead.view(np.uint64), pa.uint64()),
+        }
+        if ghosts:
+            rank = crawl.crawl_rank[dead]
+            columns["crawl_rank"] = _nullable(rank, rank != NOBODY)
+        _write(pa.table(columns), out / "dead_links.parquet", ["iteration", "url"])
+        _write(pa.Table.from_pylist([vars(row) for row in crawl.iterations], schema=_ITERATIONS), out / "iterations.parquet")
+        written.result()
 
 
 def crawled_by_iteration(artifact: Artifact) -> Iterator[tuple[int, NDArray[np.uint32]]]:
@@ -105,10 +108,11 @@ def crawled_by_iteration(artifact: Artifact) -> Iterator[tuple[int, NDArray[np.u
         stored = pq.ParquetFile(path)  # pq.read_table brings the datasets of pyarrow with it
         if "crawl_rank" in stored.schema_arrow.names:
             table = stored.read([column, "crawl_rank"])
-            ranks = table.column("crawl_rank").combine_chunks()
-            numbers = ranks.to_numpy(zero_copy_only=False).astype(np.float64)  # null as NaN; pyarrow's own way brings pyarrow.compute along
-            is_crawled = ~np.isnan(numbers)
-            targets[numbers[is_crawled].astype(np.int64)] = table.column(column).to_numpy()[is_crawled]
+            ids = table.column(column).to_numpy()
+            for ranks in table.column("crawl_rank").chunks:
+                rows, known = _known(ranks)
+                targets[known] = ids[: len(ranks)][rows]
+                ids = ids[len(ranks) :]
     for iteration, (end, size) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
         if size:
             yield iteration, targets[end - size : end]
@@ -263,6 +267,17 @@ def _nullable(values: NDArray[np.uint32], known: NDArray[np.bool_]) -> pa.Array:
     kept = np.where(known, values, np.uint32(0)).astype(np.uint32, copy=False)
     bits = np.packbits(known, bitorder="little")
     return pa.Array.from_buffers(pa.uint32(), len(kept), [pa.py_buffer(bits), pa.py_buffer(kept)])
+
+
+def _known(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """(rows of a uint32 column that are not null, their values); pyarrow's own way brings pyarrow.compute along."""
+    bits, values = column.buffers()
+    numbers = np.frombuffer(values, dtype=np.uint32)[column.offset : column.offset + len(column)]
+    if bits is None:
+        return np.arange(len(column)), numbers
+    known = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[column.offset : column.offset + len(column)]
+    rows = np.flatnonzero(known)
+    return rows, numbers[rows]
 
 
 def _write(table: pa.Table, path: Path, repeating: list[str] | bool = True) -> None:
