@@ -9,6 +9,7 @@ Each record is a gzip member of its own. isal unpacks it in two thirds of zlib's
 more is held than a record may have, and of what an .offset file says of its length no more is read.
 """
 
+import functools
 import json
 import os
 import threading
@@ -77,10 +78,19 @@ def read_offsets(data: bytes, path: Path) -> tuple[NDArray[np.int64], bool]:
         rows = digits.reshape(-1, ROW_BYTES - 1)
     if len(rows) < 1 or (rows < 48).any() or (rows > 57).any():
         raise _bad_offsets(path, "no row, or one that is no number")
-    offsets = (rows.astype(np.int64) - 48) @ (10 ** np.arange(ROW_BYTES - 2, -1, -1, dtype=np.int64))
+    offsets = np.zeros(len(rows), dtype=np.int64)
+    for digit in np.ascontiguousarray(rows.T - np.uint8(48)):
+        offsets *= 10
+        offsets += digit
     if offsets[0] != 0 or (np.diff(offsets) < 0).any():
         raise _bad_offsets(path, "offsets that do not begin with 0 and ascend")
     return offsets, loose
+
+
+@functools.lru_cache(OPEN_FILES)
+def _loaded_offsets(path: Path, named: Path, size: int, changed: int) -> NDArray[np.int64]:
+    """For all threads of the process, each of which opens the files for itself. size, changed: of the file, so that another one is read."""
+    return load_offsets(path, named)[0]
 
 
 def unpack(packed: bytes, limit: int) -> bytes | str:
@@ -147,7 +157,9 @@ class _Open:
                 "put the folder back, or set CRAW4LLM_CLUEWEB22 to where it is now"
             ) from error
         self.size = os.fstat(self.handle).st_size
-        self.offsets, _ = load_offsets(path.with_name(path.name.replace(".json.gz", ".offset")), path)
+        offsets = path.with_name(path.name.replace(".json.gz", ".offset"))
+        status = offsets.stat()
+        self.offsets = _loaded_offsets(offsets, path, status.st_size, status.st_mtime_ns)
         if self.size != size:
             raise InputError(
                 f"corpus: {path} has {self.size:,} bytes, but the corpus was built from a file of {size:,}; "

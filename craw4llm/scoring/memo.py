@@ -23,13 +23,15 @@ import re
 import secrets
 import socket
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +58,7 @@ MAX_UNREADABLE = 0.01  # share of the pages asked for whose text cannot be read,
 _FEW_UNREADABLE = 10  # ...but not for so few
 # What reading a text may raise: the disk, damaged compression, damaged UTF-8, a source that is gone.
 _CANNOT_READ = (OSError, EOFError, UnicodeError, zlib.error, pa.ArrowException, InputError)
+_FREE = nullcontext()
 _POOL_AFTER_PAGES = 4000  # starting workers takes as long as scoring a few thousand pages here
 
 
@@ -182,6 +185,9 @@ class PageScores:
         self._execution_workers = execution.workers
         self._pool: Executor | None = None
         self._threads: ThreadPoolExecutor | None = None
+        # Reading is the interpreter's work, and two threads at it hand its lock to and fro at each record: a tenth of the processor time
+        # of a crawl with two workers. So half of the threads read while the others score.
+        self._reading = threading.Semaphore(max(1, execution.workers // 2))
         self._pool_after = _POOL_AFTER_PAGES if pool_after is None else pool_after
         self.computed = self.unreadable = self._asked = 0
         self._memo = Memo(execution.memo / f"{corpus.fingerprint}-{scorer.fingerprint}", self._corpus.n_pages)
@@ -267,7 +273,7 @@ class PageScores:
                 self._unreadable(part[~read])
 
     def _score_here(self, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
-        return score_pages(self._corpus, self._scorer, pages)
+        return score_pages(self._corpus, self._scorer, pages, self._reading)
 
     def _unreadable(self, pages: NDArray[np.int64]) -> None:
         self._memo.hold(pages, np.full(len(pages), np.nan, dtype=np.float32), np.full(len(pages), NOT_READ, dtype=np.uint8))
@@ -280,15 +286,18 @@ class PageScores:
             )
 
 
-def score_pages(corpus: Corpus, scorer: Scorer, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
-    """Scores and reasons of pages, computed here. Only what the scorer reads is read."""
+def score_pages(
+    corpus: Corpus, scorer: Scorer, pages: NDArray[np.int64], reading: AbstractContextManager[Any] = _FREE
+) -> tuple[Scores, Reasons]:
+    """Scores and reasons of pages, computed here. Only what the scorer reads is read. reading: entered while texts are read."""
     if isinstance(scorer, EnsembleScorer):
-        return scorer.combine([score_pages(corpus, member, pages) for member in scorer.members])
+        return scorer.combine([score_pages(corpus, member, pages, reading) for member in scorer.members])
     if scorer.reads == "url":
         return scorer.score((), corpus.urls.take(pages).to_pylist())
     if scorer.reads == "page":
         return scorer.score((), (), pages.tolist())
-    texts, unread = read_texts(corpus, pages)
+    with reading:
+        texts, unread = read_texts(corpus, pages)
     scores, reasons = scorer.score(texts, ())
     scores[unread], reasons[unread] = np.nan, NOT_READ
     return scores, reasons
