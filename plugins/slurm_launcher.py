@@ -34,6 +34,7 @@ ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "COMPLETI
 ACTIVE |= {"SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"}
 ASK_EVERY_S = 2.0  # one task asks the controller no more often; the exit record is looked at each time
 CLIENT_TIMEOUT_S = 60.0
+SAVE_BEFORE_LIMIT_S = 120
 OWN_OPTIONS = ("ranks-per-node", "save-before-limit")
 RESERVED = (
     "job-name",
@@ -69,13 +70,19 @@ class SlurmLauncher(QueueLauncher):
     def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
         record = _json(settings) or {}
         options = options_of(self.name, record.get("stage", ""))
+        save_s = int(options.get("save-before-limit", SAVE_BEFORE_LIMIT_S))
+        if (limit_s := time_limit_s(str(options.get("time", "")))) is not None and limit_s <= save_s:
+            raise PlacementError(
+                f"slurm: time is {options['time']} and save-before-limit {save_s} s, so a job would save and queue again for ever; "
+                "expected a longer time, or less of it to save in"
+            )
         if (nodes := int(options.get("nodes", 1))) > 1:
             record["command"] = self.on_nodes(record["command"], nodes, options)
             stage_job.write(settings, record)
         command = [
             *("sbatch", "--parsable", f"--job-name={job_name(folder)}", f"--comment={folder}", f"--chdir={record['cwd']}"),
             *(f"--output={folder}/slurm.out", "--open-mode=append", "--requeue", "--export=ALL"),
-            f"--signal=B:USR1@{int(options.get('save-before-limit', 120))}",
+            f"--signal=B:USR1@{save_s}",
             *sbatch_options(options),
             *(str(BATCH), sys.executable, str(STAGE_JOB), str(settings), str(folder)),
         ]
@@ -183,6 +190,20 @@ def sbatch_options(options: Mapping[str, Any]) -> list[str]:
             continue
         found.append(f"--{name}" if value is True else f"--{name}={value}")
     return found
+
+
+def time_limit_s(text: str) -> int | None:
+    """Seconds of sbatch's `time`: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S. None for what is none of them ("", "infinite"): Slurm judges
+    that."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if found is None:
+        return None
+    days, *given = found.groups()
+    parts = [int(part) for part in given if part is not None]
+    if days is None and len(parts) < 3:
+        parts.insert(0, 0)  # they begin with minutes
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def describe(word: Mapping[str, str]) -> str:

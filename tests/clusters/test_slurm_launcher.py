@@ -14,7 +14,7 @@ from local_slurm import LocalSlurm
 
 from launchers import Job, JobId, launcher_named
 from placement import PlacementError
-from slurm_launcher import SlurmLauncher, job_name, sbatch_options
+from slurm_launcher import SlurmLauncher, job_name, sbatch_options, time_limit_s
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -226,6 +226,25 @@ def test_options_are_sbatchs_own() -> None:
         sbatch_options({"output": "/tmp/x"})
     with pytest.raises(PlacementError, match="ranks-per-node"):
         SlurmLauncher.on_nodes(["python"], 2, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400), ("90:30", 5430), ("1:30:05", 5405), ("2-1", 176_400), ("2-1:30", 178_200), ("0-00:01:00", 60),
+        ("", None), ("infinite", None), ("1:2:3:4", None),
+    ],
+)  # fmt: skip
+def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | None) -> None:
+    assert time_limit_s(text) == seconds
+
+
+@pytest.mark.parametrize("options", ['time = "0-00:02:00"', "time = 2", "time = 10\nsave-before-limit = 600"])
+def test_a_job_that_would_save_and_queue_again_for_ever_is_refused(tmp_path: Path, placement: Callable[[str], None], options: str) -> None:
+    placement(f"[slurm.crawl]\n{options}\n")
+    with pytest.raises(PlacementError, match="save and queue again for ever"):
+        launcher_named("slurm").submit(job(tmp_path, 1))
+    assert not list(tmp_path.rglob("id.json"))
 
 
 def test_names_in_the_queue_are_plain_and_tell_folders_apart() -> None:
