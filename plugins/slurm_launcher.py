@@ -138,10 +138,11 @@ class SlurmLauncher(QueueLauncher):
 
     def withdraw(self, job_id: JobId) -> None:
         """A job that waits has no process that could see the files; one that runs ends itself."""
-        self._client(["scancel", "--state=PENDING", str(job_id["slurm_job"])])
+        self._client(["scancel", "--state=PENDING", f"--name={job_name(Path(job_id['folder']))}", str(job_id["slurm_job"])])
 
     def _word(self, job_id: JobId, *, now: bool = False) -> dict[str, str] | None:
-        """What Slurm says of the job: JobState, Reason, Restarts, ExitCode. State "UNKNOWN" where it has forgotten it. None: no answer."""
+        """What Slurm says of the job: JobState, Reason, Restarts, ExitCode. None: no answer. State "UNKNOWN" where it has forgotten it, and
+        where the number is another job's by now: a controller that dies within seconds of a submission gives it away again."""
         number = int(job_id["slurm_job"])
         asked_at, word = self._asked.get(number, (-ASK_EVERY_S, None))
         if now or time.monotonic() - asked_at >= ASK_EVERY_S:
@@ -152,18 +153,21 @@ class SlurmLauncher(QueueLauncher):
     def _ask(self, number: int, folder: Path) -> dict[str, str] | None:
         done = self._client(["scontrol", "--oneliner", "show", "job", str(number)])
         if done.returncode == 0:
-            fields = dict(re.findall(r"(?:^|\s)(JobState|Reason|Restarts|ExitCode|NodeList)=(\S+)", done.stdout))
-            if fields.get("JobState") not in (None, *ACTIVE):
-                stage_job.write(folder / "slurm.json", fields)  # Slurm forgets a job minutes after its end
-            return fields
-        if "Invalid job id" not in done.stderr:
+            fields = dict(re.findall(r"(?:^|\s)(JobName|JobState|Reason|Restarts|ExitCode|NodeList)=(\S+)", done.stdout))
+            if "JobState" not in fields:
+                return None
+            if fields["JobName"] == job_name(folder):
+                if fields["JobState"] not in ACTIVE:
+                    stage_job.write(folder / "slurm.json", fields)  # Slurm forgets a job minutes after its end
+                return fields
+        elif "Invalid job id" not in done.stderr:
             return None
-        return _json(folder / "slurm.json") or self._from_accounting(number) or {"JobState": "UNKNOWN"}
+        return _json(folder / "slurm.json") or self._from_accounting(number, job_name(folder)) or {"JobState": "UNKNOWN"}
 
-    def _from_accounting(self, number: int) -> dict[str, str] | None:
+    def _from_accounting(self, number: int, name: str) -> dict[str, str] | None:
         if shutil.which("sacct") is None:
             return None
-        done = self._client(["sacct", "-X", "-n", "-P", "-j", str(number), "-o", "State,ExitCode"])
+        done = self._client(["sacct", "-X", "-n", "-P", "-j", str(number), f"--name={name}", "-o", "State,ExitCode"])
         state, _, code = done.stdout.strip().partition("|")
         return {"JobState": state.split()[0], "ExitCode": code} if done.returncode == 0 and state else None
 

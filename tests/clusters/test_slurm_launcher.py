@@ -177,6 +177,20 @@ def test_without_the_controller_a_job_is_neither_lost_nor_doubled(slurm: LocalSl
     assert ended(launcher, job_id, 60) == "succeeded" and starts(tmp_path) == 1
 
 
+def test_a_number_that_is_another_jobs_by_now_is_not_taken_for_the_job(slurm: LocalSlurm, tmp_path: Path) -> None:
+    launcher = launcher_named("slurm")
+    filler = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"]
+    numbers = [subprocess.run(filler, check=True, capture_output=True, text=True, cwd=tmp_path).stdout.strip() for _ in range(2)]
+    folder = tmp_path / "jobs" / "crawl" / "0001"
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(json.dumps({"launcher": "slurm", "stage": "crawl"}))
+    forgotten = {"launcher": "slurm", "folder": str(folder), "generation": 0, "tag": "", "slurm_job": int(numbers[1])}
+    assert launcher.status(forgotten) == "lost"
+    launcher.cancel(forgotten)
+    assert slurm_state(slurm, forgotten) == "PENDING", "a stranger's job was cancelled"
+    assert "UNKNOWN" in launcher.result(forgotten).scheduler
+
+
 @pytest.mark.slow
 def test_before_its_time_limit_a_job_saves_and_queues_again(slurm: LocalSlurm, tmp_path: Path, placement: Callable[[str], None]) -> None:
     # Slurm looks twice a minute, and signals where the time would be up at the next look: from 10 s after the start on
