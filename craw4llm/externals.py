@@ -13,15 +13,22 @@ A file's digest is the SHA-256 of its bytes. A folder's is the SHA-256 of one li
 offsets (craw4llm.corpus.clueweb22_files). The memory belongs to execution: deleting it costs one more read of the files.
 """
 
+import functools
 import hashlib
 import json
 import re
+import ssl
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 from craw4llm.corpus.clueweb22_files import digest, is_clueweb22, stamp
 from craw4llm.errors import InputError
 from craw4llm.execution import process_name
 from craw4llm.fingerprint import External
+
+HUB_ANSWERS_WITHIN_S = 5.0
 
 
 def sha256_file(path: Path) -> str:
@@ -44,7 +51,7 @@ def locate(external: External) -> Path:
             "or hf:OWNER/NAME for all files"
         )
     # Imported here: it takes half a second, and few runs name a repository.
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     def fetch(cached: bool) -> Path:
@@ -56,12 +63,33 @@ def locate(external: External) -> Path:
         try:
             return fetch(cached=True)
         except LocalEntryNotFoundError:
+            if not constants.HF_HUB_OFFLINE and (why := _unreachable(constants.ENDPOINT)):
+                raise OSError(f"it is not in the cache, and {constants.ENDPOINT} cannot be reached ({why})") from None
             return fetch(cached=False)
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:  # LocalEntryNotFoundError is an OSError
         raise InputError(
             f"{external.name}: {external.path} cannot be had: {str(error).splitlines()[0]}; check the name and the network, "
             "or download the file yourself and give its path"
         ) from error
+
+
+@functools.cache
+def _unreachable(endpoint: str) -> str:
+    """Why no server answers there, asked once; "" where one does, whatever it says. Without this a machine with no network waits a third
+    of a minute for each file: huggingface_hub tries five times, and cannot be told not to."""
+    why = ""
+    for attempt in range(2):
+        time.sleep(attempt)
+        try:
+            with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_ANSWERS_WITHIN_S):
+                return ""
+        except urllib.error.HTTPError:
+            return ""
+        except OSError as error:
+            why = str(getattr(error, "reason", error))
+            if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+                return ""  # a server is there; huggingface_hub brings certificates of its own
+    return why
 
 
 class ExternalDigests:

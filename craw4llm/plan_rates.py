@@ -22,16 +22,16 @@ class Rate(NamedTuple):
 RATES: dict[str, Rate] = {
     # --- corpus
     "corpus_pages_per_s": Rate(27_000, "pages/s of a core", "measured: benchmarks/corpus_clueweb22.py, txt and outlink, digests included"),
-    "corpus_copied_pages_per_s": Rate(7_700, "pages/s of a core", "measured: benchmarks/corpus.py, Parquet of docweb; other sources"),
+    "corpus_copied_pages_per_s": Rate(8_400, "pages/s of a core", "measured: benchmarks/corpus.py, Parquet of docweb; other sources"),
     "corpus_bytes_per_page": Rate(21.5, "bytes", "measured: benchmarks/corpus.py --graph-pages: page table 13.5, link offsets 8"),
     "corpus_bytes_per_link": Rate(4, "bytes", "counted: a uint32 a target"),
     "delivered_link_bytes_per_page": Rate(6_400, "bytes", "measured: benchmarks/corpus_clueweb22.py, a list of 43 entries"),
     "packed_share": Rate(0.34, "of the bytes", "measured: gzip of every 20th text of docweb (8.8 MB)"),
     "read_bytes_per_s": Rate(279e6, "bytes/s of a core", "measured: benchmarks/corpus_clueweb22.py, unpacked"),
     # --- scores
-    "score_library_bytes_per_s": Rate(16e6, "bytes/s of a core", "measured: benchmarks/score.py"),
-    "score_exact_bytes_per_s": Rate(37e6, "bytes/s of a core", "measured: benchmarks/score.py"),
-    "score_projected_bytes_per_s": Rate(136e6, "bytes/s of a core", "measured: benchmarks/score.py"),
+    "score_library_bytes_per_s": Rate(26e6, "bytes/s of a core", "measured: benchmarks/score.py"),
+    "score_exact_bytes_per_s": Rate(81e6, "bytes/s of a core", "measured: benchmarks/score.py"),
+    "score_projected_bytes_per_s": Rate(218e6, "bytes/s of a core", "measured: benchmarks/score.py"),
     "score_model_bytes": Rate(800e6, "bytes", "counted: 2 million rows of 100 float32 (DCLM's model), library and exact route"),
     "score_projected_model_bytes": Rate(8e6, "bytes", "counted: 2 million float32, projected route"),
     "score_bytes_per_page": Rate(5, "bytes", "counted: a float32 and a reason"),

@@ -155,13 +155,19 @@ class Planner:
 
 
 @functools.cache  # reading the entry points of a large environment takes 20 ms or more
+def registered() -> Mapping[str, Any]:
+    """The entry points of all installed packages' stages, by name."""
+    from importlib import metadata
+
+    return {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+@functools.cache
 def implementation(stage: str) -> Any:
     """The module that does the work of the stage of this name."""
     if stage in OWN_STAGES:
         return importlib.import_module(OWN_STAGES[stage])
-    from importlib import metadata
-
-    found = {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
+    found = registered()
     if stage not in found:
         raise ConfigError(
             f"no installed package registers the stage {stage!r} (known: {', '.join(sorted(found)) or 'none'}); "

@@ -96,18 +96,33 @@ class KubernetesLauncher(QueueLauncher):
         record = _json(settings) or {}
         options = options_of(self.name, record.get("stage", ""))
         job, service = objects(folder, record, options, environment)
-        namespace = job.metadata.namespace
+        namespace, made = job.metadata.namespace, None
         for create, body in ((self.core.create_namespaced_service, service), (self.batch.create_namespaced_job, job)):
             if body is None:
                 continue
             try:
-                create(namespace, body, _request_timeout=REQUEST_TIMEOUT_S)
+                made = create(namespace, body, _request_timeout=REQUEST_TIMEOUT_S)
             except ApiException as error:
                 if error.status != 409:  # it is there: created by a try that died before it knew
                     raise OSError(f"kubernetes: {error.status} {error.reason}: {(error.body or '')[:300]}") from error
+                made = None  # by its name it is this folder's
             except Exception as error:  # urllib3's, of a server that cannot be reached
                 raise OSError(f"kubernetes: {error}") from error
+        if service is not None and made is not None:
+            self._delete_with(service.metadata.name, made)
         return {"namespace": namespace, "job": job.metadata.name}
+
+    def _delete_with(self, service: str, job: Any) -> None:
+        """Lets Kubernetes delete the Service with its Job, which nobody may look at any more when its time (keep-s) is over. The pods need
+        the Service from their start, and only a Job that is there can own it; so that is said last."""
+        from kubernetes import client
+
+        owner = client.V1OwnerReference(api_version="batch/v1", kind="Job", name=job.metadata.name, uid=job.metadata.uid)
+        try:
+            body = client.V1Service(metadata=client.V1ObjectMeta(owner_references=[owner]))
+            self.core.patch_namespaced_service(service, job.metadata.namespace, body, _request_timeout=REQUEST_TIMEOUT_S)
+        except Exception as error:  # the API's, or urllib3's, of a server that cannot be reached: the job runs all the same
+            log.warning("kubernetes service %s will stay when its job is deleted: %s", service, getattr(error, "reason", error))
 
     def find(self, folder: Path) -> JobId | None:
         settings = _json(folder / "settings.json") or {}

@@ -92,6 +92,7 @@ class Launcher(Protocol):
     def cancel(self, job_id: JobId) -> None: ...
     def wait_for_end(self, job_id: JobId, seconds: float) -> None: ...
     def result(self, job_id: JobId) -> Outcome: ...
+    def find(self, folder: Path) -> JobId | None: ...
 
 
 class FolderLauncher:
@@ -119,7 +120,7 @@ class FolderLauncher:
             newest = max((p for p in job.folder.iterdir() if p.name.isdigit()), default=None)
             if newest is not None and (known := _json(newest / "id.json") or self._recovered(newest)):
                 older: JobId = known
-                other: Launcher = self if older["launcher"] == self.name else launcher_named(older["launcher"])
+                other = self._named(older["launcher"])
                 status = other.status(older)
                 if status == "running" and older["generation"] == job.generation:
                     return older
@@ -131,6 +132,7 @@ class FolderLauncher:
             fields = ("cwd", "grace_s", "reprieve_s", "abandoned_after_s")
             settings = {
                 **{name: getattr(job, name) for name in fields},
+                "launcher": self.name,
                 "folder": str(folder),
                 "once": self.once,
                 "command": list(job.command),
@@ -207,20 +209,21 @@ class FolderLauncher:
         )
 
     def _recovered(self, folder: Path) -> JobId | None:
-        """The id of an attempt whose starter died before it stored it."""
+        """The id of an attempt whose starter died before it stored it; asked of the launcher that started it."""
         settings = _json(folder / "settings.json")
-        known = self.find(folder) if settings else None
-        if settings is None or known is None:
+        if settings is None:
             return None
-        job_id = {
-            "launcher": self.name,
-            "folder": str(folder),
-            "generation": settings.get("generation", 0),
-            "tag": settings.get("tag", ""),
-            **known,
-        }
+        name = settings.get("launcher", self.name)
+        if (known := self._named(name).find(folder)) is None:
+            return None
+        more = {"generation": settings.get("generation", 0), "tag": settings.get("tag", "")}
+        job_id = {"launcher": name, "folder": str(folder), **more, **known}
         stage_job.write(folder / "id.json", job_id)
         return job_id
+
+    def _named(self, name: str) -> Launcher:
+        """This launcher, or the other one of that name: the placement may have changed since a job was started."""
+        return self if name == self.name else launcher_named(name)
 
     def wait_for_end(self, job_id: JobId, seconds: float) -> None:
         """Raises TimeoutError where the job has not ended by then."""
@@ -316,6 +319,11 @@ class LocalLauncher(FolderLauncher):
             )
         self._started[process.pid] = process
         return {"host": socket.gethostname(), "pid": process.pid, "started": stage_job.start_ticks(process.pid)}
+
+    def find(self, folder: Path) -> JobId | None:
+        """By what the job wrote when it began. One that has not got so far holds the lock that the next one waits for."""
+        known = _json(folder / "job.json")
+        return known if known and self.alive({**known, "folder": str(folder)}) else None
 
     def alive(self, job_id: JobId) -> bool:
         if process := self._started.get(job_id["pid"]):

@@ -26,11 +26,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from craw4llm.stage import OWN_STAGES, registered
+
 VARIABLE = "CRAW4LLM_PLACEMENT"
 LAUNCHERS = ("kubernetes", "local", "slurm")
+NO_STAGES = ("default", "plan")  # what all kinds of stages share; the tasks of a DAG that run none
 EXECUTION_OPTIONS = (
     *("--workers", "--device", "--micro-batch", "--ranks", "--save-every", "--keep-states", "--compile", "--no-compile", "--memory"),
-    *("--shards-from", "--parallel", "--loader-workers"),
+    *("--shards-from", "--parallel", "--loader-workers", "--milestone-every", "--validate-every", "--tensorboard", "--wandb"),
 )
 
 
@@ -80,9 +83,12 @@ def _table(path: str) -> Mapping[str, Any]:
         raise PlacementError(f"${VARIABLE} is {path}, which cannot be read: {error}") from error
     _expect(path, "", table, ("stages", *LAUNCHERS))
     fields = {field.name for field in dataclasses.fields(Place)}
+    for name, kinds in table.items():
+        _expect(path, f"{name}.", kinds, {*NO_STAGES, *OWN_STAGES, *registered()})
+        for kind, options in kinds.items():
+            _expect(path, f"{name}.{kind}.", options, fields if name == "stages" else options)
     stages = table.setdefault("stages", {})
     for kind, place in stages.items():
-        _expect(path, f"stages.{kind}.", place, fields)
         if place.get("launcher", "local") not in LAUNCHERS:
             raise PlacementError(f"{path}: stages.{kind}.launcher is {place['launcher']!r}; expected {' or '.join(LAUNCHERS)}")
         for argument in place.get("arguments", ()):

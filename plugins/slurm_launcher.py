@@ -34,6 +34,7 @@ ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "COMPLETI
 ACTIVE |= {"SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"}
 ASK_EVERY_S = 2.0  # one task asks the controller no more often; the exit record is looked at each time
 CLIENT_TIMEOUT_S = 60.0
+SAVE_BEFORE_LIMIT_S = 120
 OWN_OPTIONS = ("ranks-per-node", "save-before-limit")
 RESERVED = (
     "job-name",
@@ -69,13 +70,19 @@ class SlurmLauncher(QueueLauncher):
     def start(self, folder: Path, settings: Path, environment: Mapping[str, str]) -> JobId:
         record = _json(settings) or {}
         options = options_of(self.name, record.get("stage", ""))
+        save_s = int(options.get("save-before-limit", SAVE_BEFORE_LIMIT_S))
+        if (limit_s := time_limit_s(str(options.get("time", "")))) is not None and limit_s <= save_s:
+            raise PlacementError(
+                f"slurm: time is {options['time']} and save-before-limit {save_s} s, so a job would save and queue again for ever; "
+                "expected a longer time, or less of it to save in"
+            )
         if (nodes := int(options.get("nodes", 1))) > 1:
             record["command"] = self.on_nodes(record["command"], nodes, options)
             stage_job.write(settings, record)
         command = [
             *("sbatch", "--parsable", f"--job-name={job_name(folder)}", f"--comment={folder}", f"--chdir={record['cwd']}"),
             *(f"--output={folder}/slurm.out", "--open-mode=append", "--requeue", "--export=ALL"),
-            f"--signal=B:USR1@{int(options.get('save-before-limit', 120))}",
+            f"--signal=B:USR1@{save_s}",
             *sbatch_options(options),
             *(str(BATCH), sys.executable, str(STAGE_JOB), str(settings), str(folder)),
         ]
@@ -131,10 +138,11 @@ class SlurmLauncher(QueueLauncher):
 
     def withdraw(self, job_id: JobId) -> None:
         """A job that waits has no process that could see the files; one that runs ends itself."""
-        self._client(["scancel", "--state=PENDING", str(job_id["slurm_job"])])
+        self._client(["scancel", "--state=PENDING", f"--name={job_name(Path(job_id['folder']))}", str(job_id["slurm_job"])])
 
     def _word(self, job_id: JobId, *, now: bool = False) -> dict[str, str] | None:
-        """What Slurm says of the job: JobState, Reason, Restarts, ExitCode. State "UNKNOWN" where it has forgotten it. None: no answer."""
+        """What Slurm says of the job: JobState, Reason, Restarts, ExitCode. None: no answer. State "UNKNOWN" where it has forgotten it, and
+        where the number is another job's by now: a controller that dies within seconds of a submission gives it away again."""
         number = int(job_id["slurm_job"])
         asked_at, word = self._asked.get(number, (-ASK_EVERY_S, None))
         if now or time.monotonic() - asked_at >= ASK_EVERY_S:
@@ -145,18 +153,21 @@ class SlurmLauncher(QueueLauncher):
     def _ask(self, number: int, folder: Path) -> dict[str, str] | None:
         done = self._client(["scontrol", "--oneliner", "show", "job", str(number)])
         if done.returncode == 0:
-            fields = dict(re.findall(r"(?:^|\s)(JobState|Reason|Restarts|ExitCode|NodeList)=(\S+)", done.stdout))
-            if fields.get("JobState") not in (None, *ACTIVE):
-                stage_job.write(folder / "slurm.json", fields)  # Slurm forgets a job minutes after its end
-            return fields
-        if "Invalid job id" not in done.stderr:
+            fields = dict(re.findall(r"(?:^|\s)(JobName|JobState|Reason|Restarts|ExitCode|NodeList)=(\S+)", done.stdout))
+            if "JobState" not in fields:
+                return None
+            if fields["JobName"] == job_name(folder):
+                if fields["JobState"] not in ACTIVE:
+                    stage_job.write(folder / "slurm.json", fields)  # Slurm forgets a job minutes after its end
+                return fields
+        elif "Invalid job id" not in done.stderr:
             return None
-        return _json(folder / "slurm.json") or self._from_accounting(number) or {"JobState": "UNKNOWN"}
+        return _json(folder / "slurm.json") or self._from_accounting(number, job_name(folder)) or {"JobState": "UNKNOWN"}
 
-    def _from_accounting(self, number: int) -> dict[str, str] | None:
+    def _from_accounting(self, number: int, name: str) -> dict[str, str] | None:
         if shutil.which("sacct") is None:
             return None
-        done = self._client(["sacct", "-X", "-n", "-P", "-j", str(number), "-o", "State,ExitCode"])
+        done = self._client(["sacct", "-X", "-n", "-P", "-j", str(number), f"--name={name}", "-o", "State,ExitCode"])
         state, _, code = done.stdout.strip().partition("|")
         return {"JobState": state.split()[0], "ExitCode": code} if done.returncode == 0 and state else None
 
@@ -183,6 +194,20 @@ def sbatch_options(options: Mapping[str, Any]) -> list[str]:
             continue
         found.append(f"--{name}" if value is True else f"--{name}={value}")
     return found
+
+
+def time_limit_s(text: str) -> int | None:
+    """Seconds of sbatch's `time`: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S. None for what is none of them ("", "infinite"): Slurm judges
+    that."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if found is None:
+        return None
+    days, *given = found.groups()
+    parts = [int(part) for part in given if part is not None]
+    if days is None and len(parts) < 3:
+        parts.insert(0, 0)  # they begin with minutes
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def describe(word: Mapping[str, str]) -> str:

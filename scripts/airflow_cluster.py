@@ -32,6 +32,7 @@ from local_slurm import free_ports
 
 PROJECT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 900.0  # 25 s on a quiet machine
+ANSWER_WITHIN_S = 60.0
 PARTS: dict[str, tuple[str, ...]] = {
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
@@ -188,9 +189,22 @@ class Cluster:
         request.add_header("Content-Type", "application/json")
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=ANSWER_WITHIN_S) as answer:
             text = answer.read()
             return json.loads(text) if text else None
+
+    def ask(self, path: str) -> Any:
+        """`api` for questions: asked again where no answer comes, for on a machine that others keep busy the server may take minutes."""
+        until = time.monotonic() + READY_WITHIN_S
+        while True:
+            try:
+                return self.api(path)
+            except urllib.error.HTTPError:
+                raise
+            except OSError:
+                if time.monotonic() > until or self.parts["api-server"].poll() is not None:
+                    raise
+            time.sleep(1)
 
     def health(self) -> dict[str, dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError):
@@ -210,15 +224,15 @@ class Cluster:
             time.sleep(1)
 
     def import_errors(self) -> list[str]:
-        return [entry["stack_trace"][-400:] for entry in self.api("/api/v2/importErrors")["import_errors"]]
+        return [entry["stack_trace"][-400:] for entry in self.ask("/api/v2/importErrors")["import_errors"]]
 
     def run_state(self, dag: str, run: str) -> str:
-        return str(self.api(f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run)}")["state"])
+        return str(self.ask(f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run)}")["state"])
 
     def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         while True:
-            page = self.api(f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run)}/taskInstances?limit=500&offset={len(found)}")
+            page = self.ask(f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run)}/taskInstances?limit=500&offset={len(found)}")
             found += page["task_instances"]
             if not page["task_instances"] or len(found) >= page["total_entries"]:
                 return found

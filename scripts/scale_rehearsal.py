@@ -33,11 +33,12 @@ OVERHEAD = 0.05
 WAIT_S, WAIT_S_A_PART = 600.0, 6.0
 PAGES = {"corpus": 900_000_000, "score": 900_000_000, "tokenize": 20_000_000}  # of ClueWeb22-A's English part; kept by a selection
 DAG = '''"""Parts that do nothing."""
+import datetime
 from airflow.sdk import DAG, task
 with DAG("rehearsal", schedule=None, max_active_tasks=1024, max_active_runs=1):
     before = None
     for number, parts in enumerate(PARTS):
-        @task(task_id=f"stage_{number}_parts", retries=0)
+        @task(task_id=f"stage_{number}_parts", retries=2, retry_delay=datetime.timedelta(seconds=1))
         def part(i):
             return None
         mapped = part.expand(i=list(range(parts)))
@@ -113,6 +114,7 @@ def rehearse(folder: Path, stages: list[int], executor: str, slots: int) -> dict
         "state": state,
         "parts": parts,
         "done": sum(entry["state"] == "success" for entry in tasks),
+        "tried_again": sum(entry["try_number"] > 1 for entry in tasks),
         "seconds": round(spent, 1),
         "seconds_a_part": round(spent / parts, 3),
         "seconds_a_part_first_fifth": round((starts[fifth] - starts[0]) / fifth, 3) if fifth else None,

@@ -20,6 +20,7 @@ import subprocess
 import threading
 import time
 import urllib.parse
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,16 @@ class FakeKubernetes:
     def kill_for_memory(self, name: str) -> None:
         for process in self.processes[name]:
             os.killpg(process.pid, signal.SIGKILL)
+
+    def rights(self) -> set[tuple[str, str]]:
+        """(resource, verb) of all requests, as a Role names them."""
+        verbs = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+        found = set()
+        for request in self.requests:
+            method, _, path = request.partition(" ")
+            kind, name = _parts(path)
+            found.add((kind, verbs.get(method, "get" if name else "list")))
+        return found
 
     # --- what the controller and the kubelet do
 
@@ -144,7 +155,7 @@ class FakeKubernetes:
     # --- HTTP
 
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
-        kind, name = re.fullmatch(r"/(?:apis/batch/v1|api/v1)/namespaces/[^/]+/(jobs|services|pods)(?:/([^/]+))?", path).groups()  # type: ignore[union-attr]
+        kind, name = _parts(path)
         if kind == "pods":
             labels = dict(part.split("=") for part in query["labelSelector"][0].split(","))
             return 200, {"items": self.pods.get(labels["batch.kubernetes.io/job-name"], [])}
@@ -157,17 +168,27 @@ class FakeKubernetes:
             if name in store:
                 return 409, {"reason": "AlreadyExists"}
             store[name] = body | {"status": {}}
+            body["metadata"]["uid"] = uuid.uuid4().hex
             if kind == "jobs" and not self._held:
                 self._run(name)
             return 201, store[name]
         if name not in store:
             return 404, {"reason": "NotFound"}
+        if method == "PATCH":
+            patched = store[name] | {"metadata": store[name]["metadata"] | body["metadata"]}
+            if faults := validate(patched, "V1Job" if kind == "jobs" else "V1Service"):
+                return 422, {"message": "; ".join(faults)}
+            store[name] = patched
         if method == "DELETE":
-            del store[name]
+            gone = store.pop(name)
             if kind == "jobs":
                 self._kill(name)
                 self.pods.pop(name, None)
-        return 200, store.get(name, {})
+                for service, its in list(self.services.items()):
+                    if any(owner["uid"] == gone["metadata"]["uid"] for owner in its["metadata"].get("ownerReferences", [])):
+                        del self.services[service]
+            return 200, {}
+        return 200, store[name]
 
     def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
         fake = self
@@ -190,12 +211,19 @@ class FakeKubernetes:
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_POST = do_DELETE = do
+            do_GET = do_POST = do_PATCH = do_DELETE = do
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
         return Handler
+
+
+def _parts(path: str) -> tuple[str, str]:
+    """Kind and name of what a request is about; name "": all of them."""
+    found = re.fullmatch(r"/(?:apis/batch/v1|api/v1)/namespaces/[^/]+/(jobs|services|pods)(?:/([^/]+))?", path)
+    assert found is not None, f"{path} is not known"
+    return found[1], found[2] or ""
 
 
 def validate(value: Any, kind: str, where: str = "") -> list[str]:

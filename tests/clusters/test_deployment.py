@@ -264,6 +264,10 @@ def test_shipped_placements_are_valid(name: str, monkeypatch: pytest.MonkeyPatch
         ("[stages.train]\nqueu = 'gpu'", "queu"),
         ("[stages.train]\narguments = ['--set=pages=1']", "--set=pages=1"),
         ("[stage.train]", "stage"),
+        ("[stages.trian]\nlauncher = 'slurm'", r"stages\.trian is not known; expected corpus, crawl, .*train"),
+        ("[stages.train]\n[kubernetes.trian]\ngpus = 8", r"kubernetes\.trian is not known"),
+        ("[slurm]\npartition = 'gpu'", r"slurm\.partition is not known"),
+        ("slurm.train = 'gpu'", r"slurm\.train is 'gpu'; expected a table"),
         ("[stages", "cannot be read"),
     ],
 )
@@ -275,3 +279,13 @@ def test_placements_that_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CRAW4LLM_PLACEMENT", str(path))
     with pytest.raises(PlacementError, match=word):
         place_of("train")
+
+
+def test_a_placement_may_set_every_option_that_is_of_execution() -> None:
+    """All options of `craw4llm run` but those that say what is run, and those that the task sets itself."""
+    from craw4llm.__main__ import cli
+    from placement import EXECUTION_OPTIONS
+
+    options = {name for option in cli.commands["run"].params for name in (*option.opts, *option.secondary_opts) if name.startswith("--")}
+    assert options - set(EXECUTION_OPTIONS) == {"--set", "--replicates", "--root", "--only", "--part", "--arm", "--jobs", "--json"}
+    assert set(EXECUTION_OPTIONS) <= options

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("kubernetes", reason="the extra `clusters` is not installed")
 
@@ -21,6 +22,7 @@ from kubernetes_launcher import KubernetesLauncher, job_name, objects
 from launchers import Job, JobId, launcher_named
 from placement import PlacementError
 
+PROJECT = Path(__file__).resolve().parents[2]
 SETTINGS = {"command": ["/worker/python", "-m", "craw4llm", "run", "--only=a.train", "tiny"], "cwd": "/opt/craw4llm", "stage": "train"}
 OPTIONS: dict[str, Any] = {
     "image": "registry.example.org/craw4llm:cuda",
@@ -248,6 +250,38 @@ def test_several_pods_meet_through_torchrun(server: FakeKubernetes, tmp_path: Pa
     assert ended(launcher, job_id, 240) == "succeeded"
     assert launcher.result(job_id).output == ("sum 3",)  # the first pod's; the other's goes to its own log
     assert list(server.services) == [job_id["job"]]
+    assert server.rights() <= {("jobs", "create"), ("jobs", "get"), ("pods", "list"), ("services", "create"), ("services", "patch")}
+    launcher.batch.delete_namespaced_job(job_id["job"], job_id["namespace"])  # as Kubernetes does it after keep-s
+    assert not server.services
+
+
+def test_the_shipped_role_allows_what_is_asked_for(server: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Job of several pods that waits is created, asked for, and deleted."""
+    placed(tmp_path, monkeypatch, "[kubernetes.crawl]\nnodes = 2\nranks-per-node = 1\n")
+    server.hold()
+    launcher = launcher_named("kubernetes")
+    job_id = launcher.submit(job(tmp_path, 1))
+    launcher.cancel(job_id)
+    assert not server.jobs and not server.services
+    documents = yaml.safe_load_all((PROJECT / "deploy" / "kubernetes-jobs.yaml").read_text())
+    rules = next(document["rules"] for document in documents if document["kind"] == "Role")
+    allowed = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    wanted = {(kind, verb) for kind in ("jobs", "services") for verb in ("create", "delete")} | {("services", "patch"), ("jobs", "get")}
+    assert wanted <= server.rights() <= allowed
+
+
+def test_a_job_whose_service_cannot_be_given_to_it_runs_all_the_same(
+    server: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    placed(tmp_path, monkeypatch, "[kubernetes.crawl]\nnodes = 2\nranks-per-node = 1\n")
+    server.hold()
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise client.exceptions.ApiException(status=403, reason="Forbidden")
+
+    monkeypatch.setattr("kubernetes.client.CoreV1Api.patch_namespaced_service", refuse)
+    job_id = launcher_named("kubernetes").submit(job(tmp_path, 1))
+    assert list(server.jobs) == [job_id["job"]] and "will stay when its job is deleted: Forbidden" in caplog.text
 
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,8 +132,15 @@ def test_the_next_try_follows_the_job_of_a_worker_that_was_killed(server: FakeKu
     if id_is_lost:  # the worker died before Airflow had stored it, and before the launcher had
         state.delete("job")
         (Path(kept["folder"]) / "id.json").unlink()
-    (tmp_path / "work" / "enough").touch()
+
+    def end_when_followed() -> None:  # a job that is over before is no running one: the second try would rightly start another
+        wait_for(lambda: (Path(kept["folder"]) / "owner").read_text().startswith("2-"))
+        (tmp_path / "work" / "enough").touch()
+
+    end = threading.Thread(target=end_when_followed, daemon=True)
+    end.start()
     made = task(tmp_path).execute(context(state, attempt=2))
+    end.join(10)
     assert made["fingerprint"] == "3f9c" and made["built"]
     assert starts(tmp_path) == 1 == server.starts and list(server.jobs) == [kept["job"]]
 

@@ -14,7 +14,7 @@ from local_slurm import LocalSlurm
 
 from launchers import Job, JobId, launcher_named
 from placement import PlacementError
-from slurm_launcher import SlurmLauncher, job_name, sbatch_options
+from slurm_launcher import SlurmLauncher, job_name, sbatch_options, time_limit_s
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -177,6 +177,20 @@ def test_without_the_controller_a_job_is_neither_lost_nor_doubled(slurm: LocalSl
     assert ended(launcher, job_id, 60) == "succeeded" and starts(tmp_path) == 1
 
 
+def test_a_number_that_is_another_jobs_by_now_is_not_taken_for_the_job(slurm: LocalSlurm, tmp_path: Path) -> None:
+    launcher = launcher_named("slurm")
+    filler = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"]
+    numbers = [subprocess.run(filler, check=True, capture_output=True, text=True, cwd=tmp_path).stdout.strip() for _ in range(2)]
+    folder = tmp_path / "jobs" / "crawl" / "0001"
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(json.dumps({"launcher": "slurm", "stage": "crawl"}))
+    forgotten = {"launcher": "slurm", "folder": str(folder), "generation": 0, "tag": "", "slurm_job": int(numbers[1])}
+    assert launcher.status(forgotten) == "lost"
+    launcher.cancel(forgotten)
+    assert slurm_state(slurm, forgotten) == "PENDING", "a stranger's job was cancelled"
+    assert "UNKNOWN" in launcher.result(forgotten).scheduler
+
+
 @pytest.mark.slow
 def test_before_its_time_limit_a_job_saves_and_queues_again(slurm: LocalSlurm, tmp_path: Path, placement: Callable[[str], None]) -> None:
     # Slurm looks twice a minute, and signals where the time would be up at the next look: from 10 s after the start on
@@ -226,6 +240,25 @@ def test_options_are_sbatchs_own() -> None:
         sbatch_options({"output": "/tmp/x"})
     with pytest.raises(PlacementError, match="ranks-per-node"):
         SlurmLauncher.on_nodes(["python"], 2, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400), ("90:30", 5430), ("1:30:05", 5405), ("2-1", 176_400), ("2-1:30", 178_200), ("0-00:01:00", 60),
+        ("", None), ("infinite", None), ("1:2:3:4", None),
+    ],
+)  # fmt: skip
+def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | None) -> None:
+    assert time_limit_s(text) == seconds
+
+
+@pytest.mark.parametrize("options", ['time = "0-00:02:00"', "time = 2", "time = 10\nsave-before-limit = 600"])
+def test_a_job_that_would_save_and_queue_again_for_ever_is_refused(tmp_path: Path, placement: Callable[[str], None], options: str) -> None:
+    placement(f"[slurm.crawl]\n{options}\n")
+    with pytest.raises(PlacementError, match="save and queue again for ever"):
+        launcher_named("slurm").submit(job(tmp_path, 1))
+    assert not list(tmp_path.rglob("id.json"))
 
 
 def test_names_in_the_queue_are_plain_and_tell_folders_apart() -> None:

@@ -2,9 +2,13 @@
 
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,6 +101,35 @@ def test_what_cannot_be_had_is_named(hub: str, tmp_path: Path) -> None:
     (said,) = ask("hf:owner/name/nowhere.json", hub, tmp_path)
     assert said.startswith("InputError: tokenizer: hf:owner/name/nowhere.json cannot be had: ")
     assert said.endswith("or download the file yourself and give its path")
+
+
+@pytest.mark.parametrize("name", ["hf:owner/name/tokenizer.json", "hf:owner/name"])
+def test_without_a_network_it_gives_up_within_seconds_and_says_so(tmp_path: Path, name: str) -> None:
+    with socket.socket() as taken:  # a port of this machine that nobody listens on
+        taken.bind(("127.0.0.1", 0))
+        hub = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        began = time.monotonic()
+        (said,) = ask(name, hub, tmp_path)
+        seconds = time.monotonic() - began
+    assert said.startswith(f"InputError: tokenizer: {name} cannot be had: it is not in the cache, and {hub} cannot be reached (")
+    assert "Connection refused" in said and said.endswith("or download the file yourself and give its path")
+    assert seconds < 15, "huggingface_hub's own five tries take 23 s and more"
+
+
+def test_a_network_that_is_not_there_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refused(request: urllib.request.Request, timeout: float) -> None:
+        asked.append(request.full_url)
+        raise urllib.error.URLError(OSError("Network is unreachable"))
+
+    monkeypatch.setattr("urllib.request.urlopen", refused)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://hub.invalid")
+    for name in ("a", "b", "c"):
+        with pytest.raises(InputError, match=f"hf:nobody/{name}/file cannot be had: it is not in the cache.*Network is unreachable"):
+            locate(External(name="scorer", path=f"hf:nobody/{name}/file"))
+    assert asked == ["http://hub.invalid"] * 2  # it is tried twice
 
 
 def test_all_files_of_a_repository_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

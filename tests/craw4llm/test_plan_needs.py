@@ -251,6 +251,24 @@ def test_every_rate_names_its_source() -> None:
         ), name
 
 
+def test_measured_rates_are_those_of_the_performance_page() -> None:
+    """A row of its tables, by its beginning -> the cells that the rates repeat; millions where the unit is MB."""
+    rows = {
+        line.partition("|")[2].strip(): line.split("|")[1:-1]
+        for line in (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text().splitlines()
+        if line.startswith("| ")
+    }
+
+    def cell(row: str, column: int) -> float:
+        (found,) = (cells for text, cells in rows.items() if text.startswith(row))
+        return float(found[column].strip().replace(",", ""))
+
+    for route in ("library", "exact", "projected"):
+        assert RATES[f"score_{route}_bytes_per_s"].value == cell(f"`{route}`", 3) * 1e6
+    assert RATES["corpus_copied_pages_per_s"].value == cell("Parquet (3,769 pages of docweb)", 1)
+    assert RATES["tokens_per_s"].value == cell("the tokenize stage", 1)
+
+
 def test_a_plan_loads_nothing_heavy() -> None:
     code = "import sys, craw4llm.plan_needs; print(sorted({'torch', 'numpy', 'pyarrow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
@@ -267,7 +285,7 @@ def test_a_source_at_hand_is_reckoned_by_its_records(tmp_path: Path) -> None:
     @experiment()
     def small(replicate: int = 0) -> Arms:
         """A generated web."""
-        web = Stage(CorpusConfig(source=SyntheticWeb(pages=7700)))
+        web = Stage(CorpusConfig(source=SyntheticWeb(pages=8400)))
         rater = Stage(ScorerConfig(**FASTTEXT))
         trace = Stage(CrawlConfig(policy="random", budget_pages=1000), "random/crawl", corpus=web)
         scores = Stage(ScoreConfig(), corpus=web, scorer=rater)
@@ -284,7 +302,7 @@ def test_a_source_at_hand_is_reckoned_by_its_records(tmp_path: Path) -> None:
     plan = make_plan(expand(small), Execution(root=tmp_path), absent_inputs=True)
     found = {need.kind: need for need in stage_needs(plan, parts={}, rates=rates_with({}))}
     assert found["corpus"].core_s == 1 and found["corpus"].disk_bytes is None  # its texts are copied, their bytes not known before
-    assert found["score"].core_s is None and found["score"].disk_bytes == 7700 * 14
+    assert found["score"].core_s is None and found["score"].disk_bytes == 8400 * 14
     assert found["crawl"].core_s == pytest.approx(1000 / 105_000)
     with pytest.raises(ConfigError, match="at hand"):
         with_counts(plan, {"pages": "5"})

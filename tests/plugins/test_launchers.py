@@ -152,6 +152,43 @@ def test_submitting_again_gives_the_running_attempt_and_another_generation_ends_
     assert launcher.status(second) == "succeeded"
 
 
+def test_a_job_whose_id_was_never_stored_is_found_by_what_it_wrote_itself(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    first = launcher.submit(job(tmp_path, "import time; time.sleep(600)", tag="mine"))
+    folder = Path(first["folder"])
+    wait_for((folder / "job.json").exists)
+    (folder / "id.json").unlink()  # its starter died before that
+    assert LocalLauncher().submit(job(tmp_path, "raise SystemExit(1)")) == first
+    assert json.loads((folder / "id.json").read_text()) == first
+    launcher.cancel(first)
+    ended(launcher, first)
+    (folder / "id.json").unlink()
+    second = LocalLauncher().submit(job(tmp_path, "pass"))
+    assert Path(second["folder"]).name == "0002", "one that has ended is not found"
+    ended(launcher, second)
+
+
+def test_a_job_whose_id_was_never_stored_is_asked_of_the_launcher_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The placement has changed since: a stage was to run elsewhere, and its job does."""
+
+    class Elsewhere(LocalLauncher):
+        name = "elsewhere"
+
+        def find(self, folder: Path) -> Any:
+            return {"ticket": 12}
+
+        def status(self, job_id: Any) -> Any:
+            assert job_id["ticket"] == 12
+            return "running"
+
+    monkeypatch.setitem(launchers.LAUNCHERS, "elsewhere", Elsewhere)
+    first = Elsewhere().submit(job(tmp_path, "pass"))
+    wait_for((Path(first["folder"]) / "exit.json").exists)
+    (Path(first["folder"]) / "id.json").unlink()
+    found = LocalLauncher().submit(job(tmp_path, "raise SystemExit(1)"))
+    assert (found["launcher"], found["folder"], found["ticket"]) == ("elsewhere", first["folder"], 12)
+
+
 def test_many_tasks_for_one_job_start_it_once(tmp_path: Path) -> None:
     code = (
         "import json, os, sys, pathlib; sys.path.insert(0, sys.argv[2]); from launchers import *\n"
