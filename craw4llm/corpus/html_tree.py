@@ -33,7 +33,7 @@ from craw4llm.corpus.extraction import DEFAULT_LIMITS, Answer, extractor
 from craw4llm.corpus.html_links import decode, links_of
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Source
 from craw4llm.corpus.synthetic import open_synthetic
-from craw4llm.corpus.urls import canonical_url, folder_of, host_of, link_key
+from craw4llm.corpus.urls import LinkMemory, canonical_url, host_of
 from craw4llm.errors import InputError
 
 WEB_JSON = "web.json"
@@ -204,19 +204,11 @@ class _Resolver:
     def __init__(self, folds: Folds) -> None:
         self._folds = folds
         self._of_host: dict[str, Folds] = {}  # those that can match
-        self._known: dict[tuple[str, str], str | None] = {}
+        self._memory = LinkMemory(lambda link, base: self._folded(canonical_url(link, base)))
 
     def links(self, base_href: str | None, links: list[str], url: str) -> list[str | None]:
         """The links of the page `url`; None for what is no web page's URL."""
-        base = (canonical_url(base_href, url) if base_href else None) or url
-        folder, known = folder_of(base), self._known
-        resolved = []
-        for link in links:
-            key = link_key(link, base, folder)
-            if key not in known:
-                known[key] = self._folded(canonical_url(link, base))
-            resolved.append(known[key])
-        return resolved
+        return self._memory.of(links, (canonical_url(base_href, url) if base_href else None) or url)
 
     def _folded(self, url: str | None) -> str | None:
         if url is None:

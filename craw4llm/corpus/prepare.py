@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Signal, Skipped
-from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, folder_of, link_key
+from craw4llm.corpus.urls import MAX_URL_BYTES, LinkMemory, canonical_url
 
 MAX_ANCHOR_CHARS = 500
 
@@ -82,7 +82,7 @@ class Gathered:
         self._frames: list[bytes] = []
         self._link_counts: list[int] = []
         self._place: dict[str, int] = {}  # canonical link -> its number
-        self._known: dict[tuple[str, str], str | None] = {}  # links repeat within a site: (folder or base, link) -> canonical
+        self._memory = LinkMemory(lambda link, base: canonical_url(link, base, self._rules))
         self._index: list[int] = []
         self._flags: list[int] = []  # from the first page that has any: one per link
         self._anchors: list[str | None] = []
@@ -102,7 +102,7 @@ class Gathered:
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory."""
-        known = _PAGE_BYTES * (len(self._rows) + len(self._rejects)) + _URL_BYTES * len(self._known) + _LINK_BYTES * len(self._index)
+        known = _PAGE_BYTES * (len(self._rows) + len(self._rejects)) + _URL_BYTES * len(self._memory) + _LINK_BYTES * len(self._index)
         return self._text_bytes + known
 
     def take(self, record: Page | Reject | Skipped, order: int) -> int:
@@ -184,41 +184,30 @@ class Gathered:
 
     def _links(self, record: Page, url: str) -> int:
         """Takes a page's links in. Returns how many there are."""
-        config, known, place = self._config, self._known, self._place
+        config, place = self._config, self._place
         if config.nofollow == "drop" and int(record.signals) & Signal.NOFOLLOW:
             self.nofollow_links += len(record.links)
             return 0
-        base = record.base or url
-        folder = folder_of(base)
-        plain, drop = not record.anchors and not record.link_flags, config.nofollow == "drop"
+        found = self._memory.of(record.links, record.base or url)
+        self.unusable_links += found.count(None)
+        drop = config.nofollow == "drop"
         targets: dict[int, int] = {}  # number of the URL -> flags
         anchors: dict[int, str] = {}
-        given_flags, given_anchors = record.link_flags or itertools.repeat(0), record.anchors or itertools.repeat(None)
-        for link, flags, anchor in zip(record.links, given_flags, given_anchors, strict=False):
-            if not isinstance(link, str):
-                self.unusable_links += 1
-                continue
-            key = link_key(link, base, folder)
-            if key in known:
-                target = known[key]
-            else:
-                target = known[key] = canonical_url(link, base, self._rules)
-            if target is None:
-                self.unusable_links += 1
-                continue
-            if target == url:
-                continue
-            if plain:
-                targets[place.setdefault(target, len(place))] = 0
-                continue
-            flags = int(flags)
-            if drop and flags & _NOFOLLOW:
-                self.nofollow_links += 1
-                continue
-            number = place.setdefault(target, len(place))
-            targets[number] = _together(targets[number], flags) if number in targets else flags
-            if anchor is not None and not anchors.get(number):
-                anchors[number] = folded(anchor)
+        if not record.anchors and not record.link_flags:
+            distinct = dict.fromkeys(found)
+            targets = {place.setdefault(target, len(place)): 0 for target in distinct if target is not None and target != url}
+        else:
+            given_flags, given_anchors = record.link_flags or itertools.repeat(0), record.anchors or itertools.repeat(None)
+            for target, flags, anchor in zip(found, given_flags, given_anchors, strict=False):
+                if target is None or target == url:
+                    continue
+                if drop and int(flags) & _NOFOLLOW:
+                    self.nofollow_links += 1
+                    continue
+                number = place.setdefault(target, len(place))
+                targets[number] = _together(targets[number], int(flags)) if number in targets else int(flags)
+                if anchor is not None and not anchors.get(number):
+                    anchors[number] = folded(anchor)
         if record.link_flags or self._flags:
             self._optional(self._flags, bool(record.link_flags), 0, list(targets.values()))
         if record.anchors or self._anchors:

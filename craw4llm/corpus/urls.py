@@ -14,6 +14,8 @@ the public suffix list, as the `publicsuffixlist` library ships it.
 
 import functools
 import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ada_url
 from publicsuffixlist import PublicSuffixList
@@ -33,6 +35,8 @@ _CANONICAL = re.compile(
 # A link that begins with one of these is resolved against the base's folder alone, unlike "?query", "#part" and "".
 _FOLDER_DECIDES = frozenset("/.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 
+_UNKNOWN = "\0"  # what no canonical URL is
+
 # Parameters that say through which advertisement, letter or share somebody came, and nothing about the page. A change of this list is a
 # change of the corpus stage's version. Names are compared in lower case; one that ends with * is a beginning.
 _TRACKING = """
@@ -47,9 +51,8 @@ def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTE
     """The canonical spelling of `url` (resolved against `base`), or None if it is no web page's URL."""
     if len(url) > MAX_URL_BYTES:
         return None
-    mark = url.find("#")
-    if mark > 0 and url[mark - 1] > " " and url.isascii():
-        url = url[:mark]  # what a parser would find there is dropped below; a space before it would be part of the path
+    if _has_plain_fragment(url):
+        url = url[: url.index("#")]  # what a parser would find there is dropped below
     if rules is AS_WRITTEN or rules == AS_WRITTEN:
         if _CANONICAL.fullmatch(url):
             return url
@@ -76,9 +79,50 @@ def folder_of(base: str) -> str:
     return base.partition("?")[0].rpartition("/")[0]
 
 
-def link_key(link: str, base: str, folder: str) -> tuple[str, str]:
-    """Equal for links that `canonical_url` gives the same for, whatever page of a folder they stand on. folder: `folder_of(base)`."""
-    return (folder if link[:1] in _FOLDER_DECIDES else base, link)
+class LinkMemory:
+    """Canonical URLs of links, remembered: links repeat within a folder of a site, page after page.
+
+    canonical: (link, base) -> canonical URL or None; `canonical_url`, or more of the kind: what it gives depends on no fragment, and for a
+    link that does not begin with "?" or "#" on the base's folder alone.
+    """
+
+    def __init__(self, canonical: Callable[[str, str], str | None]) -> None:
+        self._canonical = canonical
+        self._of_folder: dict[str, dict[Any, str | None]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def of(self, links: Sequence[object], base: str) -> list[str | None]:
+        """The canonical URL of each link of a page; None for one that has none, or that is no string."""
+        known = self._of_folder.setdefault(folder_of(base), {None: None})
+        before = len(known)
+        try:
+            found: list[str | None] = [known.get(link, _UNKNOWN) for link in links]
+        except TypeError:  # a list or an object, which cannot be looked up
+            links = [link if isinstance(link, str) else None for link in links]
+            found = [known.get(link, _UNKNOWN) for link in links]
+        own: str | None = _UNKNOWN  # what a fragment alone leads to: the page
+        for k, target in enumerate(found):
+            if target is not _UNKNOWN:
+                continue
+            link = links[k]
+            if not isinstance(link, str) or len(link) > MAX_URL_BYTES:
+                found[k] = None
+            elif link[:1] == "#" and link.isascii():
+                if own is _UNKNOWN:
+                    own = self._canonical("#", base)
+                found[k] = own
+            elif link[:1] not in _FOLDER_DECIDES:
+                found[k] = self._canonical(link, base)
+            else:
+                page = link[: link.index("#")] if _has_plain_fragment(link) else link
+                if page not in known:
+                    known[page] = self._canonical(page, base)
+                found[k] = known[link] = known[page]
+        self._size += len(known) - before
+        return found
 
 
 def host_of(canonical: str) -> str:
@@ -92,6 +136,12 @@ def domain_of(host: str) -> str:
     if name.startswith("[") or name.rpartition(".")[2].isdigit():
         return name
     return _suffixes().privatesuffix(name.rstrip(".")) or name
+
+
+def _has_plain_fragment(url: str) -> bool:
+    """Whether a fragment may be cut off as text. (A space before it would be part of the path.)"""
+    mark = url.find("#")
+    return mark > 0 and url[mark - 1] > " " and url.isascii()
 
 
 def _joined(link: str, base: str) -> str | None:
