@@ -11,13 +11,10 @@ the child's processor time (a timer of the kernel ends the process, in the middl
 the page it was at is read once more, alone, in a new child: so what becomes of a page does not depend on its neighbours, but for pages at
 the very edge of the limit of time. If that child ends too the page is "timeout", "out_of_memory" or "crashed", and the next child goes on
 behind it.
-
-Text: resiliparse, main content (the same for every kind of source).
 """
 
 import atexit
 import contextlib
-import dataclasses
 import json
 import marshal
 import os
@@ -29,69 +26,20 @@ import tempfile
 from collections.abc import Sequence
 from types import TracebackType
 
-from resiliparse.extract.html2text import extract_plain_text
-
 from craw4llm.configs import HtmlLimits
 from craw4llm.corpus.extraction_child import LENGTH, NOTHING, write
-from craw4llm.corpus.extraction_http import BodyError, decode_body, looks_like_html
-from craw4llm.corpus.html_links import decode, header_canonical, header_signals, place_links, read_markup
+from craw4llm.corpus.extraction_page import Answer, Headers, unpacked
 from craw4llm.errors import StageError
 
-Headers = list[tuple[str, str]]
 Given = tuple[bytes, Headers | None]  # a file's bytes and None, or an HTTP body and its headers (lower-case name, value)
-NOT_HTML = "not_html"  # of a body whose type nothing states, and which does not begin as HTML does: no reject
 
 DEFAULT_LIMITS = HtmlLimits()
-READ_PAGE = "craw4llm.corpus.extraction:read_page"
+READ_PAGE = "craw4llm.corpus.extraction_page:read_page"
 BATCH_PAGES = 32
 BATCH_BYTES = 4 << 20
 WALL_FACTOR = 20  # a child that sleeps uses no processor time: so many times page_seconds by the clock, and a minute
 _KEPT_BYTES = 16 << 20  # of a file without a name, which takes memory
 _FAILED_ALLOCATION = (b"memory allocation of", b"MemoryError", b"bad_alloc")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class HtmlPage:
-    """One page, read. The fields are those of `craw4llm.corpus.records.Page`."""
-
-    text: str
-    base: str | None
-    links: list[str]
-    anchors: list[str]
-    flags: list[int]
-    canonical: str | None
-    signals: int
-
-
-Answer = HtmlPage | str  # a page, or the reason why it is none (records.REASONS, or NOT_HTML)
-
-
-def read_page(data: bytes, headers: Headers | None, page_bytes: int) -> Answer:
-    """Reads one page in this process. Depends on the arguments alone."""
-    charset = None
-    if headers is not None:
-        try:
-            data = decode_body(headers, data, page_bytes)
-        except BodyError as error:
-            return str(error.args[0])
-        content_type = next((value for name, value in headers if name == "content-type"), "")
-        if not content_type.strip() and not looks_like_html(data):
-            return NOT_HTML
-        charset = content_type.lower().partition("charset=")[2].partition(";")[0] or None
-    if len(data) > page_bytes:
-        return "too_large"
-    try:
-        page = decode(data, charset)
-        text = extract_plain_text(page, main_content=True).strip()
-        markup = read_markup(page)
-        place_links(markup, text)
-    except MemoryError:
-        return "out_of_memory"
-    except Exception:  # a library's word on one page, whatever its class; a bug of ours would fail every page and so the stage
-        return "unparsable"
-    signals = markup.signals | (header_signals(headers) if headers else 0)
-    canonical = markup.canonical or (header_canonical(headers) if headers else None)
-    return HtmlPage(text, markup.base, markup.links, markup.anchors, markup.flags, canonical, signals)
 
 
 class Extractor:
@@ -153,10 +101,10 @@ class Extractor:
             size = None
         answers: list[Answer] = []
         for found in self._answers(size):
-            answer = marshal.loads(found)
+            answer = unpacked(found)
             if answer == "out_of_memory":
-                return answers, answer
-            answers.append(answer if isinstance(answer, str) else HtmlPage(*answer))
+                return answers, "out_of_memory"
+            answers.append(answer)
         for descriptor in (self._pages, self._found):
             if os.fstat(descriptor).st_size > _KEPT_BYTES:
                 os.ftruncate(descriptor, 0)

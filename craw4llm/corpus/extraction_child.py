@@ -2,13 +2,12 @@
 
     a batch, on standard input: 8 bytes, its length, then marshal([(bytes of the page, headers), ...]); the pages stand in a file, one after
         the other from its beginning
-    an answer per page, in a second file, likewise: 8 bytes, its length, then marshal(answer); behind the last one 8 bytes of zero
+    an answer per page, in a second file, likewise: 8 bytes, its length, then the answer, packed; behind the last one 8 bytes of zero
     a batch done, on standard output: 8 bytes, how many of the second file its answers take
 
 It ends when standard input does, so it does not outlive the process that started it by more than one page.
 """
 
-import dataclasses
 import gc
 import importlib
 import json
@@ -26,6 +25,8 @@ NOTHING = LENGTH.pack(0)
 
 def serve() -> None:
     """Answers until standard input ends. Its argument, JSON: [reader, page_bytes, page_seconds, memory_bytes, the two files]."""
+    from craw4llm.corpus.extraction_page import packed  # here: the other side of the pipe imports this module for its form alone
+
     reader, page_bytes, page_seconds, memory_bytes, pages, found = json.loads(sys.argv[2])
     given = sys.stdin.buffer
     done = os.dup(1)
@@ -45,9 +46,7 @@ def serve() -> None:
             signal.setitimer(signal.ITIMER_PROF, page_seconds)
             answer = read(data, headers, page_bytes)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            message = marshal.dumps(
-                answer if isinstance(answer, str) else [getattr(answer, field.name) for field in dataclasses.fields(answer)]
-            )
+            message = packed(answer)
             # Its length comes last: an answer that is there is whole.
             write(found, message + NOTHING, at + LENGTH.size)
             write(found, LENGTH.pack(len(message)), at)

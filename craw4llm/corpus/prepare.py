@@ -11,6 +11,7 @@ anchor: the first that has text.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from typing import Any
@@ -205,14 +206,19 @@ class Gathered:
                     self.nofollow_links += 1
                     continue
                 number = place.setdefault(target, len(place))
-                targets[number] = _together(targets[number], int(flags)) if number in targets else int(flags)
-                if anchor is not None and not anchors.get(number):
-                    anchors[number] = folded(anchor)
+                if number not in targets:
+                    targets[number] = int(flags)
+                    if anchor is not None:
+                        anchors[number] = folded(anchor)
+                else:
+                    targets[number] = _together(targets[number], int(flags))
+                    if anchor is not None and not anchors.get(number):
+                        anchors[number] = folded(anchor)
         if record.link_flags or self._flags:
             self._optional(self._flags, bool(record.link_flags), 0, list(targets.values()))
         if record.anchors or self._anchors:
-            self._text_bytes += sum(_ANCHOR_BYTES + len(anchor) for anchor in anchors.values())
-            self._optional(self._anchors, bool(record.anchors), None, [anchors.get(number) for number in targets])
+            self._text_bytes += _ANCHOR_BYTES * len(anchors) + sum(map(len, anchors.values()))
+            self._optional(self._anchors, bool(record.anchors), None, list(map(anchors.get, targets)))
         self._index.extend(targets)
         return len(targets)
 
@@ -252,12 +258,15 @@ class Gathered:
 
 def folded(anchor: str) -> str:
     """An anchor text in one line: control characters and runs of white space are one space, at most MAX_ANCHOR_CHARS characters."""
-    if len(anchor) <= MAX_ANCHOR_CHARS and anchor.isprintable() and "  " not in anchor and anchor == anchor.strip():
+    if not anchor or (
+        len(anchor) <= MAX_ANCHOR_CHARS and anchor.isprintable() and anchor[0] != " " and anchor[-1] != " " and "  " not in anchor
+    ):
         return anchor  # as it is: nothing in it but the space is white space, a control character or a lone surrogate
     line = " ".join(anchor[: 8 * MAX_ANCHOR_CHARS].translate(_CONTROL).split())[:MAX_ANCHOR_CHARS]
     return line if _is_unicode(line) else line.encode(errors="replace").decode()
 
 
+@functools.cache
 def _together(a: int, b: int) -> int:
     """Flags of two links to one URL."""
     place = (a | b) & _BODY or (a | b) & _BOILERPLATE

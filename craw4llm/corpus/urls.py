@@ -15,10 +15,11 @@ the public suffix list, as the `publicsuffixlist` library ships it.
 import functools
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ada_url
-from publicsuffixlist import PublicSuffixList
+from publicsuffixlist import PSLFILE, PublicSuffixList
 
 from craw4llm.configs import UrlRules
 
@@ -83,11 +84,11 @@ class LinkMemory:
     """Canonical URLs of links, remembered: links repeat within a folder of a site, page after page.
 
     canonical: (link, base) -> canonical URL or None; `canonical_url`, or more of the kind: what it gives depends on no fragment, and for a
-    link that does not begin with "?" or "#" on the base's folder alone.
+    link that does not begin with "?" or "#" on the base's folder alone. limit: when it holds so many, it forgets them.
     """
 
-    def __init__(self, canonical: Callable[[str, str], str | None]) -> None:
-        self._canonical = canonical
+    def __init__(self, canonical: Callable[[str, str], str | None], limit: int | None = None) -> None:
+        self._canonical, self._limit = canonical, limit
         self._of_folder: dict[str, dict[Any, str | None]] = {}
         self._size = 0
 
@@ -122,6 +123,9 @@ class LinkMemory:
                     known[page] = self._canonical(page, base)
                 found[k] = known[link] = known[page]
         self._size += len(known) - before
+        if self._limit is not None and self._size > self._limit:
+            self._of_folder.clear()
+            self._size = 0
         return found
 
 
@@ -135,7 +139,8 @@ def domain_of(host: str) -> str:
     name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
     if name.startswith("[") or name.rpartition(".")[2].isdigit():
         return name
-    return _suffixes().privatesuffix(name.rstrip(".")) or name
+    plain = name.rstrip(".")
+    return _suffixes(plain.rpartition(".")[2]).privatesuffix(plain) or name
 
 
 def _has_plain_fragment(url: str) -> bool:
@@ -165,8 +170,20 @@ def _plain_folder(base: str) -> str | None:
 
 
 @functools.cache
-def _suffixes() -> PublicSuffixList:
-    return PublicSuffixList()
+def _suffixes(top: str) -> PublicSuffixList:
+    """The public suffixes below a top-level domain: parsing all of them, for every name there is, takes 60 ms."""
+    return PublicSuffixList(_suffix_rules().get(top, []))
+
+
+@functools.cache
+def _suffix_rules() -> dict[str, list[str]]:
+    """The lines of the list by top-level domain, as a canonical URL has it (in Punycode)."""
+    found: dict[str, list[str]] = {}
+    for line in Path(PSLFILE).read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("//"):
+            top = line.split(" ")[0].rstrip().rpartition(".")[2].lower()
+            found.setdefault(top if top.isascii() else top.encode("idna").decode("ascii"), []).append(line)
+    return found
 
 
 def _query(query: str, rules: UrlRules) -> str:
