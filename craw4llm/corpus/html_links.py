@@ -138,9 +138,10 @@ def decode(data: bytes, charset: str | None = None) -> str:
     declared = _META.search(data, 0, _META_BYTES)
     if declared:
         named = _encoding(declared[1].decode("ascii"))
-        if named:
-            # HTML standard, 13.2.3.2: a page whose bytes could be read as ASCII to find this is no UTF-16
-            return data.decode("utf-8" if named.startswith("utf-16") else named, errors="replace")
+        if named and named.startswith("utf-16"):
+            named = "utf-8"  # HTML standard, 13.2.3.2: a page whose bytes could be read as ASCII to find this is no UTF-16
+        if named and not (named == "utf-8" and utf8 is not None):
+            return data.decode(named, errors="replace")
     if utf8 is not None:
         return utf8
     if named:

@@ -117,7 +117,7 @@ class FileChunk:
                 continue
             # A page that only sends on to another is no link of the site's author: meta refreshes are left out here.
             links, anchors, flags = page.links, page.anchors, page.flags
-            if any(flag & _REFRESH for flag in flags):
+            if any(map(_REFRESH.__and__, flags)):
                 kept = [j for j, flag in enumerate(flags) if not flag & _REFRESH]
                 links, anchors, flags = [links[j] for j in kept], [anchors[j] for j in kept], [flags[j] for j in kept]
             yield Page(

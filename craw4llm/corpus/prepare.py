@@ -75,9 +75,9 @@ class Gathered:
     def __init__(self, config: CorpusConfig) -> None:
         self._config = config
         self._rules = config.url_rules
-        self._obeyed = Signal(0)
+        self._obeyed = 0  # bits of Signal
         for name in config.obey:
-            self._obeyed |= Signal[name.upper()]
+            self._obeyed |= int(Signal[name.upper()])
         self._rejects: list[tuple[int, str, int, str, str]] = []
         self._rows: list[tuple[Any, ...]] = []
         self._frames: list[bytes] = []

@@ -52,8 +52,9 @@ def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTE
     """The canonical spelling of `url` (resolved against `base`), or None if it is no web page's URL."""
     if len(url) > MAX_URL_BYTES:
         return None
-    if _has_plain_fragment(url):
-        url = url[: url.index("#")]  # what a parser would find there is dropped below
+    mark = url.find("#")
+    if mark > 0 and url[mark - 1] > " " and url.isascii():
+        url = url[:mark]  # what a parser would find there is dropped below; a space before it would be part of the path
     if rules is AS_WRITTEN or rules == AS_WRITTEN:
         if _CANONICAL.fullmatch(url):
             return url
@@ -90,6 +91,7 @@ class LinkMemory:
     def __init__(self, canonical: Callable[[str, str], str | None], limit: int | None = None) -> None:
         self._canonical, self._limit = canonical, limit
         self._of_folder: dict[str, dict[Any, str | None]] = {}
+        self._anywhere: dict[str, str | None] = {}  # whole addresses, which need no base
         self._size = 0
 
     def __len__(self) -> int:
@@ -98,7 +100,8 @@ class LinkMemory:
     def of(self, links: Sequence[object], base: str) -> list[str | None]:
         """The canonical URL of each link of a page; None for one that has none, or that is no string."""
         known = self._of_folder.setdefault(folder_of(base), {None: None})
-        before = len(known)
+        anywhere = self._anywhere
+        before = len(known) + len(anywhere)
         try:
             found: list[str | None] = [known.get(link, _UNKNOWN) for link in links]
         except TypeError:  # a list or an object, which cannot be looked up
@@ -118,13 +121,16 @@ class LinkMemory:
             elif link[:1] not in _FOLDER_DECIDES:
                 found[k] = self._canonical(link, base)
             else:
-                page = link[: link.index("#")] if _has_plain_fragment(link) else link
-                if page not in known:
-                    known[page] = self._canonical(page, base)
-                found[k] = known[link] = known[page]
-        self._size += len(known) - before
+                mark = link.find("#")
+                page = link[:mark] if mark > 0 and link[mark - 1] > " " and link.isascii() else link  # as in canonical_url
+                pages = anywhere if page.startswith(("http://", "https://")) else known
+                if page not in pages:
+                    pages[page] = self._canonical(page, base)
+                found[k] = known[link] = pages[page]
+        self._size += len(known) + len(anywhere) - before
         if self._limit is not None and self._size > self._limit:
             self._of_folder.clear()
+            self._anywhere.clear()
             self._size = 0
         return found
 
@@ -141,12 +147,6 @@ def domain_of(host: str) -> str:
         return name
     plain = name.rstrip(".")
     return _suffixes(plain.rpartition(".")[2]).privatesuffix(plain) or name
-
-
-def _has_plain_fragment(url: str) -> bool:
-    """Whether a fragment may be cut off as text. (A space before it would be part of the path.)"""
-    mark = url.find("#")
-    return mark > 0 and url[mark - 1] > " " and url.isascii()
 
 
 def _joined(link: str, base: str) -> str | None:
