@@ -44,7 +44,7 @@ from craw4llm.corpus.clueweb22_parts import (
     part_path,
     read_part,
 )
-from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, RecordFiles, load_offsets, unpack
+from craw4llm.corpus.clueweb22_records import BLANK_BYTES, REASONS, RecordFiles, give_back, load_offsets, unpack
 from craw4llm.corpus.clueweb22_scan import ENTRIES, ID_FIRST, ID_SIXTH, N_FACTS, NO_ID_LONG, NO_ID_SHORT, NULL_ID
 from craw4llm.corpus.clueweb22_slots import Slots
 from craw4llm.corpus.heldout import is_heldout
@@ -107,6 +107,7 @@ def build(source: ClueWeb22, out: Path, config: CorpusConfig, execution: Executi
         counts = _in_place(work, opened, out)
     else:
         _read_all(work, range(len(files)), execution)
+        give_back()
         counts = _Merge(work, source, config, out, notes).write()
         shutil.rmtree(work.parts)
     (out / CLUEWEB22).write_text(json.dumps(about))
@@ -198,10 +199,10 @@ def _first_look(root: Path, files: list[DataFile], slots: Slots) -> NDArray[np.i
     for index in sorted({round(k * (len(files) - 1) / (LOOK_FILES - 1)) for k in range(LOOK_FILES)}):
         seen = 0
         for first, batch in link_batches(work, files[index], "outlink", 20 * BATCH_RECORDS, dict.fromkeys(FAULTS, 0)):
-            some = [record for record in batch if record and not record.isspace()][: LOOK_RECORDS - seen]
+            some = sum(not record.isspace() for record in batch if record)
             if some:
                 facts += own_links(files[index].number * RECORDS_PER_FILE + first, batch, dict.fromkeys(FAULTS, 0))[2]
-                seen += len(some)
+                seen += some
             if seen >= LOOK_RECORDS:
                 break
     return facts

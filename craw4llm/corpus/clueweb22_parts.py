@@ -37,6 +37,7 @@ from craw4llm.corpus.clueweb22_records import (
     TOO_LARGE,
     load_offsets,
     parse_text,
+    stated_bytes,
     unpack,
 )
 from craw4llm.corpus.clueweb22_scan import BROKEN, N_FACTS, NO_ID_LONG, NO_ID_SHORT, OK, STATE, scan_links
@@ -199,6 +200,9 @@ def link_batches(work: Work, file: DataFile, kind: str, records: int, faults: di
     for packed in packed_records(work, file, kind):
         if row >= records:
             break
+        if batch and not isinstance(packed, str) and stated_bytes(packed) > BATCH_BYTES // 8:
+            yield row - len(batch), batch  # so that those before a large record are not worked on while it is held
+            batch, held = [], 0
         data = unpacked(packed, kind)
         if isinstance(data, str):
             faults["too_large_link_records" if data == TOO_LARGE else "damaged_link_records"] += 1
@@ -208,6 +212,7 @@ def link_batches(work: Work, file: DataFile, kind: str, records: int, faults: di
             batch, held = [], 0
         batch.append(data)
         row, held = row + 1, held + len(data)
+        del data  # the batch alone has it, and whoever reads the batch may empty it
         if len(batch) == BATCH_RECORDS or held > BATCH_BYTES // 8:
             yield row - len(batch), batch
             batch, held = [], 0
@@ -216,13 +221,18 @@ def link_batches(work: Work, file: DataFile, kind: str, records: int, faults: di
 
 
 def own_links(first_key: int, batch: list[bytes], faults: dict[str, int]) -> tuple[Ints, Ints, Ints]:
-    """(keys, the row of each in the batch, facts summed) of a batch of link records; what is broken or another document's is counted."""
+    """(keys, the row of each in the batch, facts summed) of a batch of link records; what is broken or another document's is counted.
+
+    Empties the batch: a large record is not held while its links are looked up.
+    """
+    records = len(batch)
     keys, counts, facts, own = scan_links(batch)
+    batch.clear()
     broken = facts[:, STATE] == BROKEN
-    misplaced = (facts[:, STATE] == OK) & (own != first_key + np.arange(len(batch)))
+    misplaced = (facts[:, STATE] == OK) & (own != first_key + np.arange(records))
     faults["damaged_link_records"] += int(broken.sum())
     faults["misplaced_link_records"] += int(misplaced.sum())
-    rows = np.repeat(np.arange(len(batch)), counts)
+    rows = np.repeat(np.arange(records), counts)
     kept = ~misplaced[rows]
     return keys[kept], rows[kept], facts[~misplaced].sum(axis=0)
 
@@ -329,9 +339,10 @@ def _anchors(work: Work, file: DataFile, records: int, faults: dict[str, int]) -
     counts = np.zeros(records, dtype=np.uint32)
     if work.count_anchors:
         for first, batch in link_batches(work, file, "inlink", records, faults):
+            end = first + len(batch)
             keys, rows, _ = own_links(file.number * RECORDS_PER_FILE + first, batch, faults)
             kept = work.slots.of_keys(keys) != FOREIGN
-            counts[first : first + len(batch)] = np.bincount(rows[kept], minlength=len(batch))
+            counts[first:end] = np.bincount(rows[kept], minlength=end - first)
     return counts
 
 

@@ -9,6 +9,7 @@ Each record is a gzip member of its own. isal unpacks it in two thirds of zlib's
 more is held than a record may have, and of what an .offset file says of its length no more is read.
 """
 
+import ctypes
 import functools
 import json
 import os
@@ -44,6 +45,8 @@ MAX_PACKED_BYTES = 32 << 20
 BLANK_BYTES = 40  # the gzip member of an empty line takes 21 bytes; a longer one holds a record
 OPEN_FILES = 128  # of each thread
 _GZIP = 31
+_PIECE_BYTES = 2 << 20
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +99,35 @@ def _loaded_offsets(path: Path, named: Path, size: int, changed: int) -> NDArray
 def unpack(packed: bytes, limit: int) -> bytes | str:
     """The bytes of a gzip member; DAMAGED where it is damaged or cut off or something follows it, TOO_LARGE for more than `limit` bytes."""
     unpacker = isal_zlib.decompressobj(_GZIP)
+    piece_bytes = min(limit, _PIECE_BYTES)
     try:
-        data = unpacker.decompress(packed, limit + 1)
+        data: bytes = unpacker.decompress(packed, piece_bytes + 1)
+        size = len(data)
+        if size <= piece_bytes:
+            return data if unpacker.eof and not unpacker.unused_data else DAMAGED
+        del data  # a large one is measured before it is held: a bomb takes a piece and not its limit
+        while size <= limit and not unpacker.eof and (piece := len(unpacker.decompress(unpacker.unconsumed_tail, _PIECE_BYTES))):
+            size += piece
+        if size > limit:
+            return TOO_LARGE
+        if not unpacker.eof or unpacker.unused_data:
+            return DAMAGED
+        give_back()
+        data = isal_zlib.decompress(packed, _GZIP, size + 1)  # with no room left it would double what it has
+        return data
     except isal_zlib.IsalError:  # type: ignore[misc]
         return DAMAGED
-    if len(data) > limit:
-        return TOO_LARGE
-    return data if unpacker.eof and not unpacker.unused_data else DAMAGED
+
+
+def give_back() -> None:
+    """Free memory back to the system, where the C library has a call for it. glibc keeps up to 64 MB once large blocks were freed."""
+    if _TRIM is not None:
+        _TRIM(0)
+
+
+def stated_bytes(packed: bytes) -> int:
+    """What a gzip member says of its unpacked size (RFC 1952, 2.3.1: ISIZE, modulo 2^32): a hint, true of sound members alone."""
+    return int.from_bytes(packed[-4:], "little")
 
 
 def parse_text(data: bytes, doc_id: str, max_chars: int) -> Text | str:

@@ -38,7 +38,7 @@ def scan_links(records: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.
     """(keys int64: document ids of the links, concatenated, with repeats, in their order; counts int64[records]: keys of each record;
     facts int64[records, N_FACTS]: entries by form, and STATE; own int64[records]: the key of the record's own id, -1 where it has none).
     """
-    data = np.frombuffer(b"".join(records), dtype=np.uint8)
+    data = np.frombuffer(records[0] if len(records) == 1 else b"".join(records), dtype=np.uint8)  # of a large record no copy
     ends = np.cumsum(np.fromiter(map(len, records), dtype=np.int64, count=len(records)))
     keys = np.empty(len(data) // _LEAST_ID + 1, dtype=np.int64)
     counts = np.zeros(len(records), dtype=np.int64)

@@ -1,11 +1,13 @@
-"""The process that reads HTML pages for `craw4llm.corpus.extraction.Extractor`: batches on standard input, answers on standard output.
+"""The process that reads HTML pages for `craw4llm.corpus.extraction.Extractor`.
 
-    a batch: 8 bytes, its length, then marshal([(data, headers), ...]);  an answer per page: 8 bytes, its length, then marshal(answer)
+    a batch, on standard input: 8 bytes, its length, then marshal([(bytes of the page, headers), ...]); the pages stand in a file, one after
+        the other from its beginning
+    an answer per page, in a second file, likewise: 8 bytes, its length, then the answer, packed; behind the last one 8 bytes of zero
+    a batch done, on standard output: 8 bytes, how many of the second file its answers take
 
 It ends when standard input does, so it does not outlive the process that started it by more than one page.
 """
 
-import dataclasses
 import gc
 import importlib
 import json
@@ -17,14 +19,17 @@ import struct
 import sys
 from typing import BinaryIO
 
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
+NOTHING = LENGTH.pack(0)
 
 
 def serve() -> None:
-    """Answers until standard input ends. Its argument, JSON: [reader, page_bytes, page_seconds, memory_bytes]."""
-    reader, page_bytes, page_seconds, memory_bytes = json.loads(sys.argv[2])
+    """Answers until standard input ends. Its argument, JSON: [reader, page_bytes, page_seconds, memory_bytes, the two files]."""
+    from craw4llm.corpus.extraction_page import packed  # here: the other side of the pipe imports this module for its form alone
+
+    reader, page_bytes, page_seconds, memory_bytes, pages, found = json.loads(sys.argv[2])
     given = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "wb", buffering=1 << 16)
+    done = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     module, _, name = reader.partition(":")
     read = getattr(importlib.import_module(module), name)
@@ -34,24 +39,36 @@ def serve() -> None:
     gc.freeze()
     gc.disable()  # pages leave no cycles behind; what there is goes once a batch
     while (batch := _message(given)) is not None:
-        for data, headers in batch:
+        place = at = 0
+        for length, headers in batch:
+            data = os.pread(pages, length, place)
+            place += length
             signal.setitimer(signal.ITIMER_PROF, page_seconds)
             answer = read(data, headers, page_bytes)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            message = marshal.dumps(
-                answer if isinstance(answer, str) else [getattr(answer, field.name) for field in dataclasses.fields(answer)]
-            )
-            answers.write(_LENGTH.pack(len(message)) + message)
-            answers.flush()
+            message = packed(answer)
+            # Its length comes last: an answer that is there is whole.
+            write(found, message + NOTHING, at + LENGTH.size)
+            write(found, LENGTH.pack(len(message)), at)
+            at += LENGTH.size + len(message)
+        os.write(done, LENGTH.pack(at))
         gc.collect()
 
 
-def _message(stream: BinaryIO) -> list[tuple[bytes, list[tuple[str, str]] | None]] | None:
-    length = stream.read(_LENGTH.size)
-    if len(length) < _LENGTH.size:
+def _message(stream: BinaryIO) -> list[tuple[int, list[tuple[str, str]] | None]] | None:
+    length = stream.read(LENGTH.size)
+    if len(length) < LENGTH.size:
         return None
-    message = stream.read(_LENGTH.unpack(length)[0])
+    message = stream.read(LENGTH.unpack(length)[0])
     return marshal.loads(message)  # type: ignore[no-any-return]
+
+
+def write(descriptor: int, data: bytes, at: int) -> None:
+    """All of `data`, from the byte `at` of a file on."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(descriptor, rest, at)
+        at, rest = at + written, rest[written:]
 
 
 def _limit(memory_bytes: int) -> None:

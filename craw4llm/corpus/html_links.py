@@ -50,8 +50,8 @@ _INSIDE = r"[^>=]*+(?:=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"']))[^>=]*+)*+"
 # The inside of most <a> but for its one href: lower-case attributes in double quotes, none of them rel. (_ATTRIBUTE would read it alike.)
 _COMMON = r"(?:\s++(?!(?:href|rel)=)[a-z-]++=\"[^\"]*+\")*+"
 # Over text, tags of no interest (whole ones, since "<a href" in a quoted attribute is no tag) and lone "<" to what matters: a comment, the
-# end of an element, or a tag with its inside (and the text of a link that has nothing but text). One match for each of these, not one for
-# every tag; letters in both cases, not re.I: half the time. What is passed over, the most frequent first: the end of an element and a
+# end of an element, or a tag with its inside (and what is within a link that none of these stands in). One match for each of these, not one
+# for every tag; letters in both cases, not re.I: half the time. What is passed over, the most frequent first: the end of an element and a
 # tag that one letter tells, tags by their names, whole scripts, styles and comments, any other. ("<!-->" is a whole comment.)
 _CLOSED = _either_case(f"a|{_PLACE_NAMES}")
 _OPENED = _either_case(_READ_NAMES)
@@ -60,11 +60,13 @@ _WHOLE = "|".join(
     rf"{_either_case(n)}(?=[\s/>]){_INSIDE}>[^<]*+(?:<(?!/{_either_case(n)}[\s/>])[^<]*+)*+</{_either_case(n)}(?=[\s/>])"
     for n in ("script", "style")
 )
-_NEXT = re.compile(
+_PASSED = (
     rf"(?:[^<]*+<(?:/[{_other_letters(f'a|{_PLACE_NAMES}')}]|[{_other_letters(_READ_NAMES)}][^\s/>]*+{_INSIDE}>|(?:{_USUAL})(?=[\s/>]){_INSIDE}>"
     rf"|!--(?:-?+>|[^-]*+(?:-(?!->)[^-]*+)*+-->)|{_WHOLE}"
-    rf"|(?!(?:{_OPENED})[\s/>])[A-Za-z][^\s/>]*+{_INSIDE}>|/(?!(?:{_CLOSED})[\s/>])|(?!!--|/|[A-Za-z])))*+[^<]*+<(?:"
-    rf"([aA]){_COMMON}\s++href=\"([^\"]*+)\"{_COMMON}\s*+>(?:([^<]*+)</[aA]>)?"
+    rf"|(?!(?:{_OPENED})[\s/>])[A-Za-z][^\s/>]*+{_INSIDE}>|/(?!(?:{_CLOSED})[\s/>])|(?!!--|/|[A-Za-z])))*+[^<]*+"
+)
+_NEXT = re.compile(
+    rf"{_PASSED}<(?:([aA]){_COMMON}\s++href=\"([^\"]*+)\"{_COMMON}\s*+>(?:({_PASSED})</[aA]>)?"
     rf"|(!--)|/({_CLOSED})(?=[\s/>])|({_OPENED})(?=[\s/>])({_INSIDE})>(?:([^<]*+)</[aA]>)?)"
 )
 _TEXT_OF_PLAIN, _COMMENT, _END = 3, 4, 5  # groups of _NEXT; those before are of a plain link, those after of any other tag that matters
@@ -94,6 +96,8 @@ _BODY, _BOILERPLATE, _NOFOLLOW, _REFRESHED = (
     int(flag) for flag in (LinkFlag.BODY, LinkFlag.BOILERPLATE, LinkFlag.NOFOLLOW, LinkFlag.REFRESH)
 )
 _NO_FOLLOWING = frozenset(("nofollow", "ugc", "sponsored"))
+_MAX_KNOWN = 1 << 14
+_ANCHORS: dict[str, str] = {}  # inside of a link -> its text: most of them stand on every page of a site
 _UNFLAGGED_REACH = 20_000  # an anchor is looked for in so many characters of the main text, behind the one before
 
 
@@ -134,9 +138,10 @@ def decode(data: bytes, charset: str | None = None) -> str:
     declared = _META.search(data, 0, _META_BYTES)
     if declared:
         named = _encoding(declared[1].decode("ascii"))
-        if named:
-            # HTML standard, 13.2.3.2: a page whose bytes could be read as ASCII to find this is no UTF-16
-            return data.decode("utf-8" if named.startswith("utf-16") else named, errors="replace")
+        if named and named.startswith("utf-16"):
+            named = "utf-8"  # HTML standard, 13.2.3.2: a page whose bytes could be read as ASCII to find this is no UTF-16
+        if named and not (named == "utf-8" and utf8 is not None):
+            return data.decode(named, errors="replace")
     if utf8 is not None:
         return utf8
     if named:
@@ -148,7 +153,7 @@ def read_markup(page: str) -> Markup:
     """Links, base, canonical address and signals of a page. Time is linear in the page."""
     found = Markup()
     links, anchors, flags = found.links, found.anchors, found.flags
-    match = _NEXT.match
+    match, known = _NEXT.match, _ANCHORS.get
     boilerplate = {"nav": 0, "header": 0, "footer": 0, "aside": 0}  # how many of each are open
     place = 0  # _BOILERPLATE where any is
     content = 0  # depth of <main> and <article>, whose headers and footers are their own
@@ -160,14 +165,14 @@ def read_markup(page: str) -> Markup:
         kind = token.lastindex or 0
         if kind <= _TEXT_OF_PLAIN:  # most of them
             if open_anchor >= 0:  # a link within a link ends it: HTML standard, 13.2.6.4.7
-                anchors[-1] = _anchor(page, open_anchor, token.start(1) - 1)
+                anchors[-1] = _anchor(page[open_anchor : token.start(1) - 1])
                 open_anchor = -1
-            link = token[2]
+            link, text = token.group(2, 3)
             links.append((html.unescape(link) if "&" in link else link).strip())
             flags.append(place)
-            if kind == _TEXT_OF_PLAIN:
-                text = token[3]
-                anchors.append(_folded(html.unescape(text) if "&" in text else text))
+            if text is not None:
+                anchor = known(text)
+                anchors.append(_anchor(text) if anchor is None else anchor)
             else:
                 anchors.append("")
                 open_anchor = at
@@ -192,12 +197,11 @@ def read_markup(page: str) -> Markup:
             place = _BOILERPLATE if any(boilerplate.values()) else 0
         elif tag in ("a", "area"):
             if open_anchor >= 0:
-                anchors[-1] = _anchor(page, open_anchor, (token.start(5) - 2 if closed else token.start(6) - 1))
+                anchors[-1] = _anchor(page[open_anchor : (token.start(5) - 2 if closed else token.start(6) - 1)])
                 open_anchor = -1
             if closed:
                 continue
-            given = _attributes(attributes)
-            if "href" not in given:
+            if "href" not in attributes.lower() or "href" not in (given := _attributes(attributes)):
                 continue
             links.append(given["href"].strip())
             followed = "rel" not in given or _NO_FOLLOWING.isdisjoint(given["rel"].lower().split())
@@ -205,7 +209,7 @@ def read_markup(page: str) -> Markup:
             if tag == "area":
                 anchors.append(_folded(given.get("alt", "")))
             elif text is not None:
-                anchors.append(_folded(html.unescape(text) if "&" in text else text))
+                anchors.append(_anchor(text))
             else:
                 anchors.append("")
                 open_anchor = at
@@ -320,11 +324,17 @@ def _attributes(tag: str) -> dict[str, str]:
     return found
 
 
-def _anchor(page: str, start: int, end: int) -> str:
-    text = page[start : min(end, start + 16 * MAX_ANCHOR_CHARS)]
+def _anchor(inside: str) -> str:
+    """The text of a link of which this is the inside."""
+    text = inside[: 16 * MAX_ANCHOR_CHARS]
     if "<" in text:
         text = _TAG_IN_ANCHOR.sub(" " if "<br" in text else "", text)
-    return _folded(html.unescape(text) if "&" in text else text)
+    text = _folded(html.unescape(text) if "&" in text else text)
+    if len(inside) <= MAX_ANCHOR_CHARS:
+        if len(_ANCHORS) >= _MAX_KNOWN:
+            _ANCHORS.clear()
+        _ANCHORS[inside] = text
+    return text
 
 
 def _folded(text: str) -> str:

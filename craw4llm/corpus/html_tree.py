@@ -20,7 +20,9 @@ Pages are read in a child process that hostile HTML may take down (craw4llm.corp
 """
 
 import dataclasses
+import functools
 import json
+import os
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -29,16 +31,18 @@ from typing import Any
 from urllib.parse import quote
 
 from craw4llm.configs import HtmlLimits, SyntheticWeb
-from craw4llm.corpus.extraction import DEFAULT_LIMITS, Answer, extractor
+from craw4llm.corpus.extraction import DEFAULT_LIMITS, extractor
+from craw4llm.corpus.extraction_page import Answer
 from craw4llm.corpus.html_links import decode, links_of
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Source
 from craw4llm.corpus.synthetic import open_synthetic
-from craw4llm.corpus.urls import canonical_url, folder_of, host_of, link_key
+from craw4llm.corpus.urls import LinkMemory, canonical_url, host_of
 from craw4llm.errors import InputError
 
 WEB_JSON = "web.json"
 ENDINGS = (".html", ".htm", ".xhtml")
 CHUNK_FILES = 32
+MOST_KNOWN_LINKS = 1 << 18  # about 100 MB
 
 _REFRESH = int(LinkFlag.REFRESH)
 _INDEX = tuple(f"index{ending}" for ending in ENDINGS)
@@ -104,7 +108,7 @@ class FileChunk:
             else:
                 data[name] = content
         outcome.update(zip(data, extractor(self.limits).read([(content, None) for content in data.values()]), strict=True))
-        resolver = _Resolver(self.folds)
+        resolver = _resolver(self.folds)
         for k, name in enumerate(self.files):
             url = page_url(self.site.base_url, name)
             page = outcome[name]
@@ -113,7 +117,7 @@ class FileChunk:
                 continue
             # A page that only sends on to another is no link of the site's author: meta refreshes are left out here.
             links, anchors, flags = page.links, page.anchors, page.flags
-            if any(flag & _REFRESH for flag in flags):
+            if any(map(_REFRESH.__and__, flags)):
                 kept = [j for j, flag in enumerate(flags) if not flag & _REFRESH]
                 links, anchors, flags = [links[j] for j in kept], [anchors[j] for j in kept], [flags[j] for j in kept]
             yield Page(
@@ -193,8 +197,10 @@ def page_url(base_url: str, name: str) -> str:
 
 def _read(path: Path, page_bytes: int) -> bytes | None:
     """The file's bytes, or None for one that is too large."""
-    with path.open("rb") as stream:
-        data = stream.read(page_bytes + 1)
+    with open(path, "rb", buffering=0) as stream:
+        if os.fstat(stream.fileno()).st_size > page_bytes:
+            return None
+        data = stream.readall()
     return data if len(data) <= page_bytes else None
 
 
@@ -204,19 +210,11 @@ class _Resolver:
     def __init__(self, folds: Folds) -> None:
         self._folds = folds
         self._of_host: dict[str, Folds] = {}  # those that can match
-        self._known: dict[tuple[str, str], str | None] = {}
+        self._memory = LinkMemory(lambda link, base: self._folded(canonical_url(link, base)), MOST_KNOWN_LINKS)
 
     def links(self, base_href: str | None, links: list[str], url: str) -> list[str | None]:
         """The links of the page `url`; None for what is no web page's URL."""
-        base = (canonical_url(base_href, url) if base_href else None) or url
-        folder, known = folder_of(base), self._known
-        resolved = []
-        for link in links:
-            key = link_key(link, base, folder)
-            if key not in known:
-                known[key] = self._folded(canonical_url(link, base))
-            resolved.append(known[key])
-        return resolved
+        return self._memory.of(links, (canonical_url(base_href, url) if base_href else None) or url)
 
     def _folded(self, url: str | None) -> str | None:
         if url is None:
@@ -232,6 +230,12 @@ class _Resolver:
                     last = ""
                 return f"{fold.base_url}{directory}/{last}" if directory else f"{fold.base_url}{last}"
         return url
+
+
+@functools.lru_cache(maxsize=1)
+def _resolver(folds: Folds) -> _Resolver:
+    """One for all chunks that this process reads: the pages of a site share their navigation."""
+    return _Resolver(folds)
 
 
 def _folds(sites: list[Site]) -> Folds:
@@ -254,7 +258,7 @@ def _breadth_first(site: Site, files: list[str], folds: Folds, page_bytes: int) 
     file_at = {page_url(site.base_url, name): name for name in reversed(files)}
     home = file_at.get(site.base_url)
     starts = ([home] if home else []) + files
-    resolver = _Resolver(folds)
+    resolver = _resolver(folds)
     taken: dict[str, None] = {}
     for start in starts:
         if start in taken:

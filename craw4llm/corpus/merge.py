@@ -516,8 +516,6 @@ def _write_indegree(out: Path, n_targets: int, memory_bytes: int) -> None:
 
 def write_indegree(path: Path, targets: NDArray[np.uint32], n_targets: int, memory_bytes: int) -> None:
     """indegree.npy: uint32[n_targets], how often each target occurs. Reads `targets` once per range of targets that fits the memory."""
-    from craw4llm.corpus.transpose import count_into  # compiled: only large graphs need to load numba
-
     width = max(1 << 16, memory_bytes // 16)
     block = 1 << 22
     with NpyWriter(path, np.uint32) as counted:
@@ -530,6 +528,8 @@ def write_indegree(path: Path, targets: NDArray[np.uint32], n_targets: int, memo
                     some = some if n_targets <= block else some[(some >= low) & (some < high)]
                     found += np.bincount(some - np.uint32(low), minlength=high - low).astype(np.uint32)
                 else:  # numpy would need a pass over all targets for each block
+                    from craw4llm.corpus.transpose import count_into  # compiled: only large graphs need to load numba
+
                     count_into(found, some, low)
             counted.append(found)
 

@@ -11,6 +11,7 @@ anchor: the first that has text.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from typing import Any
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Signal, Skipped
-from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, folder_of, link_key
+from craw4llm.corpus.urls import MAX_URL_BYTES, LinkMemory, canonical_url
 
 MAX_ANCHOR_CHARS = 500
 
@@ -74,15 +75,15 @@ class Gathered:
     def __init__(self, config: CorpusConfig) -> None:
         self._config = config
         self._rules = config.url_rules
-        self._obeyed = Signal(0)
+        self._obeyed = 0  # bits of Signal
         for name in config.obey:
-            self._obeyed |= Signal[name.upper()]
+            self._obeyed |= int(Signal[name.upper()])
         self._rejects: list[tuple[int, str, int, str, str]] = []
         self._rows: list[tuple[Any, ...]] = []
         self._frames: list[bytes] = []
         self._link_counts: list[int] = []
         self._place: dict[str, int] = {}  # canonical link -> its number
-        self._known: dict[tuple[str, str], str | None] = {}  # links repeat within a site: (folder or base, link) -> canonical
+        self._memory = LinkMemory(lambda link, base: canonical_url(link, base, self._rules))
         self._index: list[int] = []
         self._flags: list[int] = []  # from the first page that has any: one per link
         self._anchors: list[str | None] = []
@@ -102,7 +103,7 @@ class Gathered:
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory."""
-        known = _PAGE_BYTES * (len(self._rows) + len(self._rejects)) + _URL_BYTES * len(self._known) + _LINK_BYTES * len(self._index)
+        known = _PAGE_BYTES * (len(self._rows) + len(self._rejects)) + _URL_BYTES * len(self._memory) + _LINK_BYTES * len(self._index)
         return self._text_bytes + known
 
     def take(self, record: Page | Reject | Skipped, order: int) -> int:
@@ -184,46 +185,40 @@ class Gathered:
 
     def _links(self, record: Page, url: str) -> int:
         """Takes a page's links in. Returns how many there are."""
-        config, known, place = self._config, self._known, self._place
+        config, place = self._config, self._place
         if config.nofollow == "drop" and int(record.signals) & Signal.NOFOLLOW:
             self.nofollow_links += len(record.links)
             return 0
-        base = record.base or url
-        folder = folder_of(base)
-        plain, drop = not record.anchors and not record.link_flags, config.nofollow == "drop"
+        found = self._memory.of(record.links, record.base or url)
+        self.unusable_links += found.count(None)
+        drop = config.nofollow == "drop"
         targets: dict[int, int] = {}  # number of the URL -> flags
         anchors: dict[int, str] = {}
-        given_flags, given_anchors = record.link_flags or itertools.repeat(0), record.anchors or itertools.repeat(None)
-        for link, flags, anchor in zip(record.links, given_flags, given_anchors, strict=False):
-            if not isinstance(link, str):
-                self.unusable_links += 1
-                continue
-            key = link_key(link, base, folder)
-            if key in known:
-                target = known[key]
-            else:
-                target = known[key] = canonical_url(link, base, self._rules)
-            if target is None:
-                self.unusable_links += 1
-                continue
-            if target == url:
-                continue
-            if plain:
-                targets[place.setdefault(target, len(place))] = 0
-                continue
-            flags = int(flags)
-            if drop and flags & _NOFOLLOW:
-                self.nofollow_links += 1
-                continue
-            number = place.setdefault(target, len(place))
-            targets[number] = _together(targets[number], flags) if number in targets else flags
-            if anchor is not None and not anchors.get(number):
-                anchors[number] = folded(anchor)
+        if not record.anchors and not record.link_flags:
+            distinct = dict.fromkeys(found)
+            targets = {place.setdefault(target, len(place)): 0 for target in distinct if target is not None and target != url}
+        else:
+            given_flags, given_anchors = record.link_flags or itertools.repeat(0), record.anchors or itertools.repeat(None)
+            for target, flags, anchor in zip(found, given_flags, given_anchors, strict=False):
+                if target is None or target == url:
+                    continue
+                if drop and int(flags) & _NOFOLLOW:
+                    self.nofollow_links += 1
+                    continue
+                number = place.setdefault(target, len(place))
+                if number not in targets:
+                    targets[number] = int(flags)
+                    if anchor is not None:
+                        anchors[number] = folded(anchor)
+                else:
+                    targets[number] = _together(targets[number], int(flags))
+                    if anchor is not None and not anchors.get(number):
+                        anchors[number] = folded(anchor)
         if record.link_flags or self._flags:
             self._optional(self._flags, bool(record.link_flags), 0, list(targets.values()))
         if record.anchors or self._anchors:
-            self._text_bytes += sum(_ANCHOR_BYTES + len(anchor) for anchor in anchors.values())
-            self._optional(self._anchors, bool(record.anchors), None, [anchors.get(number) for number in targets])
+            self._text_bytes += _ANCHOR_BYTES * len(anchors) + sum(map(len, anchors.values()))
+            self._optional(self._anchors, bool(record.anchors), None, list(map(anchors.get, targets)))
         self._index.extend(targets)
         return len(targets)
 
@@ -263,12 +258,15 @@ class Gathered:
 
 def folded(anchor: str) -> str:
     """An anchor text in one line: control characters and runs of white space are one space, at most MAX_ANCHOR_CHARS characters."""
-    if len(anchor) <= MAX_ANCHOR_CHARS and anchor.isprintable() and "  " not in anchor and anchor == anchor.strip():
+    if not anchor or (
+        len(anchor) <= MAX_ANCHOR_CHARS and anchor.isprintable() and anchor[0] != " " and anchor[-1] != " " and "  " not in anchor
+    ):
         return anchor  # as it is: nothing in it but the space is white space, a control character or a lone surrogate
     line = " ".join(anchor[: 8 * MAX_ANCHOR_CHARS].translate(_CONTROL).split())[:MAX_ANCHOR_CHARS]
     return line if _is_unicode(line) else line.encode(errors="replace").decode()
 
 
+@functools.cache
 def _together(a: int, b: int) -> int:
     """Flags of two links to one URL."""
     place = (a | b) & _BODY or (a | b) & _BOILERPLATE

@@ -14,9 +14,12 @@ the public suffix list, as the `publicsuffixlist` library ships it.
 
 import functools
 import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import ada_url
-from publicsuffixlist import PublicSuffixList
+from publicsuffixlist import PSLFILE, PublicSuffixList
 
 from craw4llm.configs import UrlRules
 
@@ -32,6 +35,8 @@ _CANONICAL = re.compile(
 
 # A link that begins with one of these is resolved against the base's folder alone, unlike "?query", "#part" and "".
 _FOLDER_DECIDES = frozenset("/.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+
+_UNKNOWN = "\0"  # what no canonical URL is
 
 # Parameters that say through which advertisement, letter or share somebody came, and nothing about the page. A change of this list is a
 # change of the corpus stage's version. Names are compared in lower case; one that ends with * is a beginning.
@@ -76,9 +81,58 @@ def folder_of(base: str) -> str:
     return base.partition("?")[0].rpartition("/")[0]
 
 
-def link_key(link: str, base: str, folder: str) -> tuple[str, str]:
-    """Equal for links that `canonical_url` gives the same for, whatever page of a folder they stand on. folder: `folder_of(base)`."""
-    return (folder if link[:1] in _FOLDER_DECIDES else base, link)
+class LinkMemory:
+    """Canonical URLs of links, remembered: links repeat within a folder of a site, page after page.
+
+    canonical: (link, base) -> canonical URL or None; `canonical_url`, or more of the kind: what it gives depends on no fragment, and for a
+    link that does not begin with "?" or "#" on the base's folder alone. limit: when it holds so many, it forgets them.
+    """
+
+    def __init__(self, canonical: Callable[[str, str], str | None], limit: int | None = None) -> None:
+        self._canonical, self._limit = canonical, limit
+        self._of_folder: dict[str, dict[Any, str | None]] = {}
+        self._anywhere: dict[str, str | None] = {}  # whole addresses, which need no base
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def of(self, links: Sequence[object], base: str) -> list[str | None]:
+        """The canonical URL of each link of a page; None for one that has none, or that is no string."""
+        known = self._of_folder.setdefault(folder_of(base), {None: None})
+        anywhere = self._anywhere
+        before = len(known) + len(anywhere)
+        try:
+            found: list[str | None] = [known.get(link, _UNKNOWN) for link in links]
+        except TypeError:  # a list or an object, which cannot be looked up
+            links = [link if isinstance(link, str) else None for link in links]
+            found = [known.get(link, _UNKNOWN) for link in links]
+        own: str | None = _UNKNOWN  # what a fragment alone leads to: the page
+        for k, target in enumerate(found):
+            if target is not _UNKNOWN:
+                continue
+            link = links[k]
+            if not isinstance(link, str) or len(link) > MAX_URL_BYTES:
+                found[k] = None
+            elif link[:1] == "#" and link.isascii():
+                if own is _UNKNOWN:
+                    own = self._canonical("#", base)
+                found[k] = own
+            elif link[:1] not in _FOLDER_DECIDES:
+                found[k] = self._canonical(link, base)
+            else:
+                mark = link.find("#")
+                page = link[:mark] if mark > 0 and link[mark - 1] > " " and link.isascii() else link  # as in canonical_url
+                pages = anywhere if page.startswith(("http://", "https://")) else known
+                if page not in pages:
+                    pages[page] = self._canonical(page, base)
+                found[k] = known[link] = pages[page]
+        self._size += len(known) + len(anywhere) - before
+        if self._limit is not None and self._size > self._limit:
+            self._of_folder.clear()
+            self._anywhere.clear()
+            self._size = 0
+        return found
 
 
 def host_of(canonical: str) -> str:
@@ -91,7 +145,8 @@ def domain_of(host: str) -> str:
     name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
     if name.startswith("[") or name.rpartition(".")[2].isdigit():
         return name
-    return _suffixes().privatesuffix(name.rstrip(".")) or name
+    plain = name.rstrip(".")
+    return _suffixes(plain.rpartition(".")[2]).privatesuffix(plain) or name
 
 
 def _joined(link: str, base: str) -> str | None:
@@ -115,8 +170,20 @@ def _plain_folder(base: str) -> str | None:
 
 
 @functools.cache
-def _suffixes() -> PublicSuffixList:
-    return PublicSuffixList()
+def _suffixes(top: str) -> PublicSuffixList:
+    """The public suffixes below a top-level domain: parsing all of them, for every name there is, takes 60 ms."""
+    return PublicSuffixList(_suffix_rules().get(top, []))
+
+
+@functools.cache
+def _suffix_rules() -> dict[str, list[str]]:
+    """The lines of the list by top-level domain, as a canonical URL has it (in Punycode)."""
+    found: dict[str, list[str]] = {}
+    for line in Path(PSLFILE).read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("//"):
+            top = line.split(" ")[0].rstrip().rpartition(".")[2].lower()
+            found.setdefault(top if top.isascii() else top.encode("idna").decode("ascii"), []).append(line)
+    return found
 
 
 def _query(query: str, rules: UrlRules) -> str:

@@ -29,8 +29,9 @@ from typing import Any, Literal
 import orjson
 
 from craw4llm.configs import HtmlLimits
-from craw4llm.corpus.extraction import BATCH_BYTES, BATCH_PAGES, DEFAULT_LIMITS, NOT_HTML, Given, Headers, HtmlPage, extractor
+from craw4llm.corpus.extraction import BATCH_BYTES, BATCH_PAGES, DEFAULT_LIMITS, Given, extractor
 from craw4llm.corpus.extraction_http import BodyError, decode_body
+from craw4llm.corpus.extraction_page import NOT_HTML, Headers, HtmlPage
 from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Skipped, Source
 from craw4llm.corpus.warc_records import (

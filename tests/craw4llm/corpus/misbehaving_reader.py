@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from craw4llm.corpus.extraction import Answer, Headers, HtmlPage, read_page
+from craw4llm.corpus.extraction_page import Answer, Headers, HtmlPage, read_page
 
 HELD: list[bytes] = []
 

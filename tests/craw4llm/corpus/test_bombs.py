@@ -48,8 +48,11 @@ print(json.dumps({"peak": peak, "counts": {k: v for k, (v, _) in result.counts.i
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    """Bytecode, as an installation has it: the first import of a module without takes 26 MB."""
+    """Bytecode, as an installation has it (the first import of a module without takes 26 MB), and what numba compiles once on a machine
+    and keeps (33 MB, for the process that does it)."""
     compileall.compile_dir(Path(craw4llm.__file__).parent, quiet=1)
+    scan = "from craw4llm.corpus.clueweb22_scan import scan_links; scan_links([b'{}'])"
+    subprocess.run([sys.executable, "-c", scan], check=True)
 
 
 def build(path: Path, tmp_path: Path, most_bytes: float = MOST_BYTES, **options: object) -> tuple[dict, Path]:
@@ -83,6 +86,15 @@ def test_unpack_stops_at_its_limit() -> None:
     assert unpack(exact, 999) == TOO_LARGE
     assert unpack(exact[:-1], 1000) == DAMAGED
     assert unpack(exact + b"\0", 1000) == DAMAGED
+
+
+def test_large_members_are_measured_first() -> None:
+    large = bytes(range(256)) * (5 << 12)
+    packed = gzip.compress(large, 1)
+    assert unpack(packed, len(large)) == large
+    assert unpack(packed, len(large) - 1) == TOO_LARGE
+    for wrong in (packed[:-1], packed[:-8] + b"\0" + packed[-7:], packed + b"\0", packed[: len(packed) // 2]):
+        assert unpack(wrong, len(large)) == DAMAGED
 
 
 def clueweb(root: Path, layout: str = "id_first") -> tuple[Path, list[str]]:
@@ -157,6 +169,8 @@ def test_lines_and_records_of_millions_of_values(tmp_path: Path) -> None:
 def test_values_are_counted_outside_of_strings() -> None:
     assert count_values(rb'{"a,[{\"": [1, 2, {"b": ",,,"}], "\\": 0}') == 6
     assert count_values(orjson.dumps({"text": 'x,"[' * 1000})) == 1
+    assert count_values(b'"' + b"\\\\" * (1 << 18) + b'",["\\\\\\",",{') == 4  # escapes at the border of what is looked at together
+    assert count_values(b' "' + b"\\\\" * (1 << 18) + b'",["\\\\\\",",{') == 4
     assert not too_rich(b"," * 1000)
     assert too_rich(b"," * (MAX_VALUES + 1)) and not too_rich(b'"' + b"," * (2 * MAX_VALUES) + b'"')
 

@@ -13,7 +13,8 @@ import pytest
 from fastwarc.stream_io import BrotliWriter, ZstdWriter
 
 from craw4llm.configs import HtmlLimits
-from craw4llm.corpus.extraction import Answer, Extractor, HtmlPage, read_page
+from craw4llm.corpus.extraction import Extractor
+from craw4llm.corpus.extraction_page import Answer, HtmlPage, packed, read_page, unpacked
 from craw4llm.errors import StageError
 
 TIGHT = HtmlLimits(page_seconds=0.3, memory_bytes=100_000_000)
@@ -107,6 +108,13 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("links", [[], [""], ["a"], ["a", "", "b"], ["a\nb", "c"], ["\n"], ["\n", "\r"]])
+def test_an_answer_is_the_same_on_the_other_side(links: list[str]) -> None:
+    page = HtmlPage("text\n\0", None, links, ["" for _ in links], [2 for _ in links], "c", 64)
+    assert unpacked(packed(page)) == page
+    assert unpacked(packed("too_large")) == "too_large"
 
 
 def test_hostile_pages_are_read(shared: Path) -> None:
