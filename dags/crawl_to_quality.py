@@ -232,6 +232,7 @@ for name in names():
     if name not in FORMS and wanted in (None, name, name + RERUNS):
         with named(name):
             declared = load(name)
-            globals()[name] = dag_of(declared)
-            if declared.schedule:
+            if wanted != name + RERUNS:
+                globals()[name] = dag_of(declared)
+            if declared.schedule and wanted != name:
                 globals()[name + RERUNS] = reruns_of(declared)

@@ -33,8 +33,10 @@ ANSWER_WITHIN_S = 5.0
 LIBRARIES = (
     "ada_url", "click", "concurrent.futures.process", "datasketch", "fasttext", "jinja2", "matplotlib.figure",
     "matplotlib.backends.backend_svg", "multiprocessing.queues", "numba", "numpy", "numpy.random", "orjson", "pyarrow",
-    "pyarrow.compute", "pyarrow.csv", "pyarrow.parquet", "publicsuffixlist", "safetensors.torch", "scipy.optimize", "scipy.sparse",
-    "scipy.stats", "tiktoken", "tokenizers", "torch", "torch.utils.data", "tqdm", "xxhash",
+    "pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "publicsuffixlist", "safetensors.torch", "scipy.optimize",
+    "scipy.sparse", "scipy.stats", "statistics", "tiktoken", "tokenizers", "torch", "torch.utils.data", "tqdm", "xxhash",
+    # What torch loads at the first step of an optimizer and with a checkpoint: 0.8 s of a core, in every job of training and evaluation.
+    "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.tensor",
 )  # fmt: skip
 
 
@@ -56,6 +58,7 @@ def ask(settings: Path, environment: Mapping[str, str]) -> int | None:
 def main() -> None:
     address = Path(sys.argv[1])
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as craw4llm sets it before it loads NumPy: sums depend on it
     for name in LIBRARIES:
         try:
             importlib.import_module(name)
