@@ -177,6 +177,11 @@ def test_remembered_links_are_those_that_are_parsed_each_time(rules: UrlRules, l
         "http://b.example/d/e/?x=/y",
         "no base",
         "data:,x",
+        "https:/",
+        "https://g.example",
+        "https://h.example",
+        "https://i.example?j=/k",
+        "https://u@l.example:8080/m/#n/o",
     ]
     memory = LinkMemory(lambda link, base: canonical_url(link, base, rules), limit)
     for _ in range(3000):
