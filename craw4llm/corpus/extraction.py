@@ -31,7 +31,8 @@ from craw4llm.corpus.extraction_child import LENGTH, NOTHING, write
 from craw4llm.corpus.extraction_page import Answer, Headers, unpacked
 from craw4llm.errors import StageError
 
-Given = tuple[bytes, Headers | None]  # a file's bytes and None, or an HTTP body and its headers (lower-case name, value)
+# A file's bytes or its path, and None; or an HTTP body and its headers (lower-case name, value).
+Given = tuple[bytes | str, Headers | None]
 
 DEFAULT_LIMITS = HtmlLimits()
 READ_PAGE = "craw4llm.corpus.extraction_page:read_page"
@@ -89,10 +90,11 @@ class Extractor:
         assert child.stdin is not None
         place = 0
         for data, _ in pages:
-            write(self._pages, data, place)
-            place += len(data)
+            if isinstance(data, bytes):
+                write(self._pages, data, place)
+                place += len(data)
         write(self._found, NOTHING, 0)
-        message = marshal.dumps([(len(data), headers) for data, headers in pages])
+        message = marshal.dumps([(len(data) if isinstance(data, bytes) else data, headers) for data, headers in pages])
         try:
             child.stdin.write(LENGTH.pack(len(message)) + message)
             child.stdin.flush()

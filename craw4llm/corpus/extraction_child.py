@@ -1,7 +1,7 @@
 """The process that reads HTML pages for `craw4llm.corpus.extraction.Extractor`.
 
     a batch, on standard input: 8 bytes, its length, then marshal([(bytes of the page, headers), ...]); the pages stand in a file, one after
-        the other from its beginning
+        the other from its beginning, but for those with a path in place of their bytes
     an answer per page, in a second file, likewise: 8 bytes, its length, then the answer, packed; behind the last one 8 bytes of zero
     a batch done, on standard output: 8 bytes, how many of the second file its answers take
 
@@ -40,11 +40,15 @@ def serve() -> None:
     gc.disable()  # pages leave no cycles behind; what there is goes once a batch
     while (batch := _message(given)) is not None:
         place = at = 0
-        for length, headers in batch:
-            data = os.pread(pages, length, place)
-            place += length
+        for given_as, headers in batch:
             signal.setitimer(signal.ITIMER_PROF, page_seconds)
-            answer = read(data, headers, page_bytes)
+            if isinstance(given_as, int):
+                data = os.pread(pages, given_as, place)
+                place += given_as
+                answer = read(data, headers, page_bytes)
+            else:
+                data, answer = read_file(given_as, page_bytes)
+                answer = answer or read(data, headers, page_bytes)
             signal.setitimer(signal.ITIMER_PROF, 0)
             message = packed(answer)
             # Its length comes last: an answer that is there is whole.
@@ -55,12 +59,24 @@ def serve() -> None:
         gc.collect()
 
 
-def _message(stream: BinaryIO) -> list[tuple[int, list[tuple[str, str]] | None]] | None:
+def _message(stream: BinaryIO) -> list[tuple[int | str, list[tuple[str, str]] | None]] | None:
     length = stream.read(LENGTH.size)
     if len(length) < LENGTH.size:
         return None
     message = stream.read(LENGTH.unpack(length)[0])
     return marshal.loads(message)  # type: ignore[no-any-return]
+
+
+def read_file(path: str, most_bytes: int) -> tuple[bytes, str]:
+    """(the content of a file, ""), or (b"", the reason why there is none)."""
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            if os.fstat(stream.fileno()).st_size > most_bytes:
+                return b"", "too_large"
+            data = stream.readall()
+    except OSError:
+        return b"", "unreadable"
+    return (data, "") if len(data) <= most_bytes else (b"", "too_large")
 
 
 def write(descriptor: int, data: bytes, at: int) -> None:

@@ -162,36 +162,36 @@ def _write_pages(out: Path, nodes: int, config: CorpusConfig) -> int:
     whole = draws and config.heldout_by == "host" and is_heldout(HOST, config.heldout_fraction)
     if whole:
         raise InputError(f"corpus: heldout_by='host' holds out {HOST}, the only host of a graph without URLs; use heldout_by='page'")
+    most = min(nodes, ROW_GROUP_PAGES)
+    constant = {
+        "host": _constant(HOST, most),
+        "domain": _constant(HOST, most),
+        "n_chars": pa.array(np.zeros(most, dtype=np.uint32)),
+        "n_bytes": pa.array(np.zeros(most, dtype=np.uint32)),
+        "heldout": pa.array(np.zeros(most, dtype=np.bool_)),
+        "cut": pa.array(np.zeros(most, dtype=np.bool_)),
+        "source": _constant("graph", most),
+        "doc_id": pa.nulls(most, pa.string()),
+        "language": pa.nulls(most, pa.string()),
+        "canonical": pa.nulls(most, pa.string()),
+        "signals": pa.array(np.zeros(most, dtype=np.uint16)),
+    }
     count = 0
     writer: pq.ParquetWriter | None = None
     with NpyWriter(out / "heldout.npy", np.uint32) as heldout:
         for first in range(0, nodes, ROW_GROUP_PAGES):
             n = min(ROW_GROUP_PAGES, nodes - first)
             urls = node_urls(first, first + n, nodes)
-            drawn = np.zeros(n, dtype=np.bool_)
+            columns = {"url": urls, **{name: column.slice(0, n) for name, column in constant.items()}}
             if draws and config.heldout_by == "page":
                 drawn = np.fromiter((is_heldout(url, config.heldout_fraction) for url in urls.to_pylist()), dtype=np.bool_, count=n)
-            table = pa.table(
-                {
-                    "url": urls,
-                    "host": _constant(HOST, n),
-                    "domain": _constant(HOST, n),
-                    "n_chars": np.zeros(n, dtype=np.uint32),
-                    "n_bytes": np.zeros(n, dtype=np.uint32),
-                    "heldout": pa.array(drawn),
-                    "cut": pa.array(np.zeros(n, dtype=np.bool_)),
-                    "source": _constant("graph", n),
-                    "doc_id": pa.nulls(n, pa.string()),
-                    "language": pa.nulls(n, pa.string()),
-                    "canonical": pa.nulls(n, pa.string()),
-                    "signals": np.zeros(n, dtype=np.uint16),
-                }
-            )
+                columns["heldout"] = pa.array(drawn)
+                found = np.flatnonzero(drawn)
+                heldout.append(first + found)
+                count += len(found)
+            table = pa.table(columns)
             writer = writer or pq.ParquetWriter(out / "pages.parquet", table.schema, compression="zstd")
             writer.write_table(table, row_group_size=ROW_GROUP_PAGES)
-            found = np.flatnonzero(drawn)
-            heldout.append(first + found)
-            count += len(found)
     assert writer is not None, "a graph has nodes"
     writer.close()
     return count
@@ -286,7 +286,7 @@ def _blocks(keys: NDArray[np.uint64], first: int, stop: int) -> Iterator[Block]:
         high = min(low + BLOCK_PAGES, stop)
         begin, end = np.searchsorted(keys, [np.uint64(low << 32), np.uint64(high << 32)])
         some = _halves(keys[begin:end])
-        counts = np.bincount(some[:, _SOURCE] - np.uint32(low), minlength=high - low)
+        counts = np.bincount((keys[begin:end] >> np.uint64(32)).view(np.int64) - low, minlength=high - low)  # as bincount takes them
         repeated = repeats[np.searchsorted(repeats, begin) : np.searchsorted(repeats, end)] - begin
         if len(repeated):
             counts -= np.bincount(some[repeated, _SOURCE] - np.uint32(low), minlength=high - low)

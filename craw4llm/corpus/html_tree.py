@@ -19,6 +19,7 @@ kept stay linked to each other. aliases: optional; other addresses of the same s
 Pages are read in a child process that hostile HTML may take down (craw4llm.corpus.extraction).
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -32,7 +33,7 @@ from urllib.parse import quote
 
 from craw4llm.configs import HtmlLimits, SyntheticWeb
 from craw4llm.corpus.extraction import DEFAULT_LIMITS, extractor
-from craw4llm.corpus.extraction_page import Answer
+from craw4llm.corpus.extraction_child import read_file
 from craw4llm.corpus.html_links import decode, links_of
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Source
 from craw4llm.corpus.synthetic import open_synthetic
@@ -45,6 +46,7 @@ CHUNK_FILES = 32
 MOST_KNOWN_LINKS = 1 << 18  # about 100 MB
 
 _REFRESH = int(LinkFlag.REFRESH)
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/~!$&'()*+,;=:@._-]*")
 _INDEX = tuple(f"index{ending}" for ending in ENDINGS)
 _EXPECTED = (
     'expected {"kind": "html_tree", "origin": str, "sites": [{"folder": str, "base_url": str, "package": str, "version": str, '
@@ -95,23 +97,10 @@ class FileChunk:
         return len(self.files)
 
     def read(self) -> Iterator[Page | Reject]:
-        data = {}
-        outcome: dict[str, Answer] = {}
-        for name in self.files:
-            try:
-                content = _read(self.site.folder / name, self.limits.page_bytes)
-            except OSError:
-                outcome[name] = "unreadable"
-                continue
-            if content is None:
-                outcome[name] = "too_large"
-            else:
-                data[name] = content
-        outcome.update(zip(data, extractor(self.limits).read([(content, None) for content in data.values()]), strict=True))
+        answers = extractor(self.limits).read([(f"{self.site.folder}/{name}", None) for name in self.files])
         resolver = _resolver(self.folds)
-        for k, name in enumerate(self.files):
+        for k, (name, page) in enumerate(zip(self.files, answers, strict=True)):
             url = page_url(self.site.base_url, name)
-            page = outcome[name]
             if isinstance(page, str):
                 yield Reject(self.site.package, self.start + k, url, page)
                 continue
@@ -178,9 +167,15 @@ def open_web(folder: Path, limits: HtmlLimits = DEFAULT_LIMITS) -> Source:
 def list_files(folder: Path) -> list[str]:
     """Paths of the HTML files below a folder, relative to it, sorted. Symbolic links are not followed."""
     found = []
-    for path in folder.rglob("*"):
-        if path.name.lower().endswith(ENDINGS) and path.is_file() and not path.is_symlink():
-            found.append(path.relative_to(folder).as_posix())
+    waiting = [""]
+    while waiting:
+        within = waiting.pop()
+        with contextlib.suppress(PermissionError), os.scandir(folder / within) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{within}{entry.name}/")
+                elif entry.name.lower().endswith(ENDINGS) and entry.is_file(follow_symlinks=False):
+                    found.append(within + entry.name)
     return sorted(found)
 
 
@@ -190,18 +185,11 @@ def page_url(base_url: str, name: str) -> str:
     if last.lower() in _INDEX:
         last = ""
     path = f"{directory}/{last}" if directory else last
-    # A name need not be valid Unicode on disk (surrogateescape); its bytes are what a URL quotes.
-    url = base_url + quote(path.encode(errors="surrogateescape"), safe="/~!$&'()*+,;=:@-._")
+    if not _PLAIN_PATH.fullmatch(path):
+        # A name need not be valid Unicode on disk (surrogateescape); its bytes are what a URL quotes.
+        path = quote(path.encode(errors="surrogateescape"), safe="/~!$&'()*+,;=:@-._")
+    url = base_url + path
     return canonical_url(url) or url
-
-
-def _read(path: Path, page_bytes: int) -> bytes | None:
-    """The file's bytes, or None for one that is too large."""
-    with open(path, "rb", buffering=0) as stream:
-        if os.fstat(stream.fileno()).st_size > page_bytes:
-            return None
-        data = stream.readall()
-    return data if len(data) <= page_bytes else None
 
 
 class _Resolver:
@@ -269,10 +257,7 @@ def _breadth_first(site: Site, files: list[str], folds: Folds, page_bytes: int) 
         queue = deque([start])
         while queue and len(taken) < site.max_pages:
             name = queue.popleft()
-            try:
-                data = _read(site.folder / name, page_bytes)
-            except OSError:
-                continue  # the build rejects it by name
+            data, _ = read_file(f"{site.folder}/{name}", page_bytes)  # one that cannot be read the build rejects by name
             for url in resolver.links(*links_of(decode(data)), page_url(site.base_url, name)) if data else ():
                 target = file_at.get(url or "")
                 if target is not None and target not in taken and len(taken) < site.max_pages:

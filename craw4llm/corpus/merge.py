@@ -525,8 +525,9 @@ def write_indegree(path: Path, targets: NDArray[np.uint32], n_targets: int, memo
             for start in range(0, len(targets), block):
                 some = np.asarray(targets[start : start + block])
                 if high - low <= block:
-                    some = some if n_targets <= block else some[(some >= low) & (some < high)]
-                    found += np.bincount(some - np.uint32(low), minlength=high - low).astype(np.uint32)
+                    if high - low < n_targets:
+                        some = some[(some >= low) & (some < high)] - np.uint32(low)
+                    found += np.bincount(some, minlength=high - low).astype(np.uint32)
                 else:  # numpy would need a pass over all targets for each block
                     from craw4llm.corpus.transpose import count_into  # compiled: only large graphs need to load numba
 

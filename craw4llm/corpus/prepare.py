@@ -149,7 +149,7 @@ class Gathered:
         )
 
     def _page(self, record: Page, order: int) -> None:
-        url, text, reason = self._checked(record)
+        url, text, data, reason = self._checked(record)
         if reason:
             self._reject(order, record.source, record.position, record.url, reason)
             return
@@ -159,8 +159,9 @@ class Gathered:
             self.skipped[f"owner asks {asked}"] += 1
             return
         cut = len(text) > self._config.max_text_chars
-        text = text[: self._config.max_text_chars] if cut else text
-        data = text.encode()
+        if cut:
+            text = text[: self._config.max_text_chars]
+            data = text.encode()
         frame = _ZSTD.compress(data, asbytes=True) if data else b""
         self._text_bytes += len(frame)
         self._frames.append(frame)
@@ -192,11 +193,10 @@ class Gathered:
         found = self._memory.of(record.links, record.base or url)
         self.unusable_links += found.count(None)
         drop = config.nofollow == "drop"
-        targets: dict[int, int] = {}  # number of the URL -> flags
-        anchors: dict[int, str] = {}
+        targets: dict[str, int] = {}  # URL -> flags
+        anchors: dict[str, str] = {}
         if not record.anchors and not record.link_flags:
-            distinct = dict.fromkeys(found)
-            targets = {place.setdefault(target, len(place)): 0 for target in distinct if target is not None and target != url}
+            targets = {target: 0 for target in found if target is not None and target != url}
         else:
             given_flags, given_anchors = record.link_flags or itertools.repeat(0), record.anchors or itertools.repeat(None)
             for target, flags, anchor in zip(found, given_flags, given_anchors, strict=False):
@@ -205,21 +205,20 @@ class Gathered:
                 if drop and int(flags) & _NOFOLLOW:
                     self.nofollow_links += 1
                     continue
-                number = place.setdefault(target, len(place))
-                if number not in targets:
-                    targets[number] = int(flags)
+                if target not in targets:
+                    targets[target] = int(flags)
                     if anchor is not None:
-                        anchors[number] = folded(anchor)
+                        anchors[target] = folded(anchor)
                 else:
-                    targets[number] = _together(targets[number], int(flags))
-                    if anchor is not None and not anchors.get(number):
-                        anchors[number] = folded(anchor)
+                    targets[target] = _together(targets[target], int(flags))
+                    if anchor is not None and not anchors.get(target):
+                        anchors[target] = folded(anchor)
         if record.link_flags or self._flags:
             self._optional(self._flags, bool(record.link_flags), 0, list(targets.values()))
         if record.anchors or self._anchors:
             self._text_bytes += _ANCHOR_BYTES * len(anchors) + sum(map(len, anchors.values()))
             self._optional(self._anchors, bool(record.anchors), None, list(map(anchors.get, targets)))
-        self._index.extend(targets)
+        self._index += [place.setdefault(target, len(place)) for target in targets]
         return len(targets)
 
     def _optional(self, column: list[Any], given: bool, missing: Any, values: list[Any]) -> None:
@@ -231,29 +230,30 @@ class Gathered:
     def _reject(self, order: int, source: str, position: int, url: object, reason: str) -> None:
         self._rejects.append((order, source, position, _printable(url), reason))
 
-    def _checked(self, record: Page) -> tuple[str, str, str]:
-        """(canonical URL, text, "") of a record, or a reason."""
+    def _checked(self, record: Page) -> tuple[str, str, bytes, str]:
+        """(canonical URL, text, its UTF-8, "") of a record, or a reason."""
         if record.url is None or record.url == "":
-            return "", "", "no_url"
+            return "", "", b"", "no_url"
         if isinstance(record.url, bytes) or isinstance(record.text, bytes):  # a source's mark for undecodable text
-            return "", "", "invalid_unicode"
+            return "", "", b"", "invalid_unicode"
         if not isinstance(record.url, str):
-            return "", "", "bad_url"
+            return "", "", b"", "bad_url"
         if not _is_unicode(record.url):
-            return "", "", "invalid_unicode"
+            return "", "", b"", "invalid_unicode"
         url = canonical_url(record.url, rules=self._rules)
         if url is None:
-            return "", "", "bad_url"
+            return "", "", b"", "bad_url"
         for column in (record.anchors, record.link_flags):
             if column and len(column) != len(record.links):
-                return "", "", "links_misaligned"
+                return "", "", b"", "links_misaligned"
         if record.text is None:
-            return url, "", ""
+            return url, "", b"", ""
         if not isinstance(record.text, str):
-            return "", "", "text_not_string"
-        if not _is_unicode(record.text):
-            return "", "", "invalid_unicode"
-        return url, record.text, ""
+            return "", "", b"", "text_not_string"
+        try:
+            return url, record.text, record.text.encode(), ""
+        except UnicodeEncodeError:
+            return "", "", b"", "invalid_unicode"
 
 
 def folded(anchor: str) -> str:

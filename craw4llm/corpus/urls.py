@@ -77,7 +77,7 @@ def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTE
 
 
 def folder_of(base: str) -> str:
-    """The part of a base URL that relative paths are resolved against."""
+    """The part of a canonical URL that relative paths are resolved against."""
     return base.partition("?")[0].rpartition("/")[0]
 
 
@@ -90,7 +90,7 @@ class LinkMemory:
 
     def __init__(self, canonical: Callable[[str, str], str | None], limit: int | None = None) -> None:
         self._canonical, self._limit = canonical, limit
-        self._of_folder: dict[str, dict[Any, str | None]] = {}
+        self._of_folder: dict[tuple[bool, str], dict[Any, str | None]] = {}
         self._anywhere: dict[str, str | None] = {}  # whole addresses, which need no base
         self._size = 0
 
@@ -99,8 +99,9 @@ class LinkMemory:
 
     def of(self, links: Sequence[object], base: str) -> list[str | None]:
         """The canonical URL of each link of a page; None for one that has none, or that is no string."""
-        known = self._of_folder.setdefault(folder_of(base), {None: None})
-        anywhere = self._anywhere
+        sound = canonical_url(base)  # has a path, unlike <base href="https://example.org">
+        known = self._of_folder.setdefault((True, folder_of(sound)) if sound else (False, base), {None: None})
+        anywhere = self._anywhere if sound else known  # where the base is no address, whole addresses may fail, too
         before = len(known) + len(anywhere)
         try:
             found: list[str | None] = [known.get(link, _UNKNOWN) for link in links]

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import orjson
 
 from craw4llm.configs import HtmlLimits
-from craw4llm.corpus.extraction import BATCH_BYTES, BATCH_PAGES, DEFAULT_LIMITS, Given, extractor
+from craw4llm.corpus.extraction import BATCH_BYTES, BATCH_PAGES, DEFAULT_LIMITS, extractor
 from craw4llm.corpus.extraction_http import BodyError, decode_body
 from craw4llm.corpus.extraction_page import NOT_HTML, Headers, HtmlPage
 from craw4llm.corpus.json_bounds import too_rich
@@ -50,6 +50,7 @@ from craw4llm.errors import InputError
 from craw4llm.processes import worker_pool
 
 Item = Page | Reject | Skipped
+Given = tuple[bytes, Headers]  # an HTTP body and its headers, as the extractor takes them
 
 _NAME = re.compile(r"(?P<stem>.+?)(?:\.warc)?(?:\.(?P<kind>wet|wat))?(?:\.gz)?", re.I)
 _IS_ARCHIVE = re.compile(r".*\.(?:warc|wet|wat|arc)(?:\.gz)?", re.I)
@@ -106,6 +107,7 @@ class WarcChunk:
     def _pages(self, records: Iterator[WarcRecord | Damage]) -> Iterator[Item]:
         waiting: list[Item | WarcRecord] = []
         batch: list[Given] = []
+        size = 0
         for record in records:
             taken = self._given(record)
             if isinstance(taken, tuple):
@@ -113,11 +115,12 @@ class WarcChunk:
                 record.block = b""
                 waiting.append(record)
                 batch.append(taken)
+                size += len(taken[0])
             else:
                 waiting.append(taken)
-            if len(batch) >= BATCH_PAGES or sum(len(body) for body, _ in batch) >= BATCH_BYTES or len(waiting) >= 64 * BATCH_PAGES:
+            if len(batch) >= BATCH_PAGES or size >= BATCH_BYTES or len(waiting) >= 64 * BATCH_PAGES:
                 yield from self._read(waiting, batch)
-                waiting, batch = [], []
+                waiting, batch, size = [], [], 0
         yield from self._read(waiting, batch)
 
     def _given(self, record: WarcRecord | Damage) -> Given | Reject | Skipped:

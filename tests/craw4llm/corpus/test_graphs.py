@@ -19,6 +19,7 @@ from craw4llm.corpus import edges
 from craw4llm.corpus.bvgraph import read_bvgraph
 from craw4llm.corpus.edges import open_linked
 from craw4llm.corpus.graph_only import node_urls, open_edges
+from craw4llm.corpus.merge import write_indegree
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.stage import run as run_stage
 from craw4llm.errors import InputError
@@ -204,3 +205,10 @@ def test_links_out_and_in_again(parquet: WriteParquet, build: Build, tmp_path: P
     pq.write_table(pa.table({"source": [0], "target": [10_000]}), folder / "edges.parquet")
     with pytest.raises(InputError, match=r"no rows of nodes.parquet"):
         open_linked(folder)
+
+
+def test_indegrees_that_do_not_fit_the_memory_are_counted_range_by_range(tmp_path: Path) -> None:
+    targets = np.random.default_rng(0).integers(0, 150_000, 300_000, dtype=np.uint32)
+    for memory_bytes in (16, 1 << 30):  # three ranges, one
+        write_indegree(tmp_path / "indegree.npy", targets, 150_000, memory_bytes)
+        assert (np.load(tmp_path / "indegree.npy") == np.bincount(targets, minlength=150_000)).all()

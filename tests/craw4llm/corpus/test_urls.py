@@ -1,11 +1,13 @@
 import random
+from pathlib import Path
 
 import ada_url
 import pytest
+from publicsuffixlist import PSLFILE, PublicSuffixList
 
 from craw4llm.configs import UrlRules
 from craw4llm.corpus import urls
-from craw4llm.corpus.urls import MAX_URL_BYTES, canonical_url, domain_of, host_of
+from craw4llm.corpus.urls import MAX_URL_BYTES, LinkMemory, canonical_url, domain_of, host_of
 
 
 @pytest.mark.parametrize(
@@ -144,3 +146,58 @@ def test_links_joined_as_text_are_what_the_parser_makes_of_them() -> None:
         assert canonical_url(link, base) == wanted, (link, base)
         joined += urls._joined(link, base) is not None
     assert joined > 2000
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize("rules", [UrlRules(), UrlRules(query="sorted", drop_tracking=True)])
+def test_remembered_links_are_those_that_are_parsed_each_time(rules: UrlRules, limit: int | None) -> None:
+    rng = random.Random(1)
+    pieces = [
+        "a",
+        "b/",
+        "../",
+        "./",
+        "/",
+        "//c.example",
+        "#",
+        "#x y",
+        " ",
+        "?",
+        "?b=2&a=1",
+        "&utm_source=q",
+        "http:",
+        "https://d.example/",
+        "é",
+    ]
+    pieces += ["%2e", "\n", "http://e.example", "HTTPS://F.example/g", "mailto:h", ":", ".", "javascript:i", "\ud800", "x" * MAX_URL_BYTES]
+    bases = [
+        "https://a.example/",
+        "https://a.example/d/e.html",
+        "https://a.example/d/f.html?q=1",
+        "http://b.example/d/e/?x=/y",
+        "no base",
+        "data:,x",
+        "https:/",
+        "https://g.example",
+        "https://h.example",
+        "https://i.example?j=/k",
+        "https://u@l.example:8080/m/#n/o",
+    ]
+    memory = LinkMemory(lambda link, base: canonical_url(link, base, rules), limit)
+    for _ in range(3000):
+        base = rng.choice(bases)
+        links: list[object] = ["".join(rng.choices(pieces, k=rng.randrange(4))) for _ in range(5)]
+        links.append(rng.choice([None, 7, ["a"], b"a", {}]))
+        expected = [canonical_url(link, base, rules) if isinstance(link, str) else None for link in links]
+        assert memory.of(links, base) == expected, (links, base)
+    assert len(memory) if limit is None else len(memory) <= limit
+
+
+def test_registered_domains_are_those_of_the_whole_list() -> None:
+    whole = PublicSuffixList()
+    rules = [line.split()[0] for line in Path(PSLFILE).read_text(encoding="utf-8").splitlines() if line and not line.startswith("//")]
+    names = [rule.lstrip("!").replace("*", "star") for rule in rules[::7]] + ["localhost", "nowhere.unknown", "example.com"]
+    for name in names:
+        for host in (name, f"a.{name}", f"b.a.{name}"):
+            host = host.encode("idna").decode()
+            assert domain_of(host) == (whole.privatesuffix(host) or host)
