@@ -35,7 +35,7 @@ LIBRARIES = (
     "matplotlib.backends.backend_svg", "multiprocessing.queues", "numba", "numpy", "numpy.random", "orjson", "pyarrow",
     "pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "publicsuffixlist", "safetensors.torch", "scipy.optimize",
     "scipy.sparse", "scipy.stats", "statistics", "tiktoken", "tokenizers", "torch", "torch.utils.data", "tqdm", "xxhash",
-    # What torch loads at the first step of an optimizer and with a checkpoint: 0.8 s of a core, in every job of training and evaluation.
+    # What torch loads for checkpoints and at the first step of an optimizer: 0.8 s of a core in each training and each evaluation.
     "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.tensor",
 )  # fmt: skip
 
@@ -57,15 +57,7 @@ def ask(settings: Path, environment: Mapping[str, str]) -> int | None:
 
 def main() -> None:
     address = Path(sys.argv[1])
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as craw4llm sets it before it loads NumPy: sums depend on it
-    for name in LIBRARIES:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # a stage that needs it will say so; the others do not
-            print(f"{name} not loaded: {error}", flush=True)
-    load_streaming()
-    assert threading.active_count() == 1, f"threads do not survive a fork: {threading.enumerate()}"
+    load_libraries()
     address.unlink(missing_ok=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
@@ -78,6 +70,18 @@ def main() -> None:
             line, _ = door.accept()
             with line:
                 serve(line, door)
+
+
+def load_libraries() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as craw4llm sets it before it loads NumPy: sums depend on it
+    for name in LIBRARIES:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a stage that needs it will say so; the others do not
+            print(f"{name} not loaded: {error}", flush=True)
+    load_streaming()
+    assert threading.active_count() == 1, f"threads do not survive a fork: {threading.enumerate()}"
 
 
 def load_streaming() -> None:

@@ -213,6 +213,13 @@ def test_parsing_is_quick_light_and_the_same_for_any_hash_seed() -> None:
     assert max(found[0]["bytes"].values()) < 1_000_000
 
 
+@pytest.mark.parametrize("name", ["tiny", "tiny_reruns"])
+def test_a_task_makes_its_own_dag_alone(bag: DagBag, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", name)
+    (own,) = DagBag(DAGS / "crawl_to_quality.py").dags.values()
+    assert own.dag_id == name and set(own.task_dict) == set(bag.dags[name].task_dict)
+
+
 def test_a_broken_declaration_is_named_in_the_import_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text('"""Nothing."""\n')
     monkeypatch.setenv("CRAW4LLM_EXPERIMENTS", str(tmp_path))

@@ -18,6 +18,7 @@ import stage_job
 import warm_start
 from launchers import Job, LocalLauncher, end_jobs, launcher_named
 
+PROJECT = Path(warm_start.__file__).parent.parent
 # A stage with a child of its own; both ignore SIGTERM. Writes their process ids.
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -295,3 +296,26 @@ def test_without_a_warm_process_a_job_starts_cold(tmp_path: Path, monkeypatch: p
     job_id = launcher.submit(job(tmp_path, "print(1)"))
     ended(launcher, job_id)
     assert launcher.result(job_id).code == 0
+
+
+LATE = """
+import json, os, sys, warm_start
+warm_start.load_libraries()
+before = set(sys.modules)
+import torch, training.train, training.evaluation.stage
+weight = torch.nn.Parameter(torch.zeros(2))
+weight.grad = torch.ones(2)
+torch.optim.AdamW([weight]).step()
+late = sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in ("craw4llm", "training"))
+own = sorted(name for name in before if name.split(".")[0] in ("craw4llm", "training"))
+print(json.dumps({"late": late, "own": own, "cuda": torch.cuda.is_initialized()}))
+"""
+
+
+def test_what_training_and_evaluation_need_is_loaded_beforehand_and_nothing_of_the_project() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (Path(warm_start.__file__).parent, PROJECT)))}
+    done = subprocess.run([sys.executable, "-c", LATE], env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["late"]) < 10, found["late"]  # 885 without torch._dynamo and torch.distributed
+    assert found["own"] == [], "a stage runs the code that is on the disk"
+    assert not found["cuda"], "it does not survive a fork"
