@@ -29,7 +29,7 @@ from types import TracebackType
 from craw4llm.configs import HtmlLimits
 from craw4llm.corpus.extraction_child import LENGTH, NOTHING, write
 from craw4llm.corpus.extraction_page import Answer, Headers, unpacked
-from craw4llm.errors import StageError
+from craw4llm.errors import StageError, StorageError
 
 # A file's bytes or its path, and None; or an HTTP body and its headers (lower-case name, value).
 Given = tuple[bytes | str, Headers | None]
@@ -89,11 +89,17 @@ class Extractor:
         child = self._running()
         assert child.stdin is not None
         place = 0
-        for data, _ in pages:
-            if isinstance(data, bytes):
-                write(self._pages, data, place)
-                place += len(data)
-        write(self._found, NOTHING, 0)
+        try:
+            for data, _ in pages:
+                if isinstance(data, bytes):
+                    write(self._pages, data, place)
+                    place += len(data)
+            write(self._found, NOTHING, 0)
+        except OSError as error:  # nothing is wrong with the file that the pages are from
+            raise StorageError(
+                f"no space left while writing pages for the process that reads them ({error.strerror}): free memory, or raise the limit "
+                "on the size of files (`ulimit -f`); finished artifacts are kept, and the next run goes on from them"
+            ) from error
         message = marshal.dumps([(len(data) if isinstance(data, bytes) else data, headers) for data, headers in pages])
         try:
             child.stdin.write(LENGTH.pack(len(message)) + message)

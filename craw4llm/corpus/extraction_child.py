@@ -88,8 +88,10 @@ def write(descriptor: int, data: bytes, at: int) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Bounds the address space to what there is now and `memory_bytes` more, where the system knows such a bound; no core files."""
+    """Bounds the address space to what there is now and `memory_bytes` more, where the system knows such a bound; no core files. The
+    file of answers is memory, which a bound on the size of files does not mean."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
     try:
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
