@@ -119,6 +119,7 @@ class FileChunk:
                 link_flags=flags,
                 canonical=page.canonical,
                 signals=page.signals,
+                resolved=True,
             )
 
 
@@ -216,7 +217,7 @@ class _Resolver:
                 directory, _, last = url[matched.end() :].rpartition("/")
                 if last.lower() in _INDEX:
                     last = ""
-                return f"{fold.base_url}{directory}/{last}" if directory else f"{fold.base_url}{last}"
+                return canonical_url(f"{fold.base_url}{directory}/{last}" if directory else f"{fold.base_url}{last}")
         return url
 
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from craw4llm.configs import CorpusConfig
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Signal, Skipped
-from craw4llm.corpus.urls import MAX_URL_BYTES, LinkMemory, canonical_url
+from craw4llm.corpus.urls import AS_WRITTEN, MAX_URL_BYTES, LinkMemory, canonical_url
 
 MAX_ANCHOR_CHARS = 500
 
@@ -190,7 +191,10 @@ class Gathered:
         if config.nofollow == "drop" and int(record.signals) & Signal.NOFOLLOW:
             self.nofollow_links += len(record.links)
             return 0
-        found = self._memory.of(record.links, record.base or url)
+        if record.resolved and self._rules == AS_WRITTEN:
+            found: Sequence[Any] = record.links
+        else:
+            found = self._memory.of(record.links, record.base or url)
         self.unusable_links += found.count(None)
         drop = config.nofollow == "drop"
         targets: dict[str, int] = {}  # URL -> flags

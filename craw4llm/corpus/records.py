@@ -68,6 +68,7 @@ class Page:
     links: URLs as written, resolved against `base`, or against the page's URL where `base` is None.
     anchors, link_flags: one per link (anchor text, LinkFlag bits), or empty where the source has none.
     canonical: the page's rel=canonical URL as written. signals: Signal bits. doc_id, language, score: the source's own, where it has them.
+    resolved: the links are canonical URLs (by `UrlRules()`) already, or None.
     """
 
     source: str
@@ -83,6 +84,7 @@ class Page:
     doc_id: str | None = None
     language: str | None = None
     score: float | None = None
+    resolved: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
