@@ -198,7 +198,7 @@ class _Resolver:
 
     def __init__(self, folds: Folds) -> None:
         self._folds = folds
-        self._of_host: dict[str, Folds] = {}  # those that can match
+        self._of_host: dict[str, tuple[re.Pattern[str], Folds]] = {}  # those that can match: tried in turn by one pattern
         self._memory = LinkMemory(lambda link, base: self._folded(canonical_url(link, base)), MOST_KNOWN_LINKS)
 
     def links(self, base_href: str | None, links: list[str], url: str) -> list[str | None]:
@@ -210,15 +210,17 @@ class _Resolver:
             return None
         host = host_of(url)
         if host not in self._of_host:
-            self._of_host[host] = tuple(fold for fold in self._folds if fold.host.fullmatch(host))
-        for fold in self._of_host[host]:
-            matched = fold.prefix.match(url)
-            if matched:
-                directory, _, last = url[matched.end() :].rpartition("/")
-                if last.lower() in _INDEX:
-                    last = ""
-                return canonical_url(f"{fold.base_url}{directory}/{last}" if directory else f"{fold.base_url}{last}")
-        return url
+            some = tuple(fold for fold in self._folds if fold.host.fullmatch(host))
+            self._of_host[host] = re.compile("|".join(f"({fold.prefix.pattern})" for fold in some)), some
+        prefixes, folds = self._of_host[host]
+        matched = prefixes.match(url) if folds else None
+        if matched is None or matched.lastindex is None:
+            return url
+        base_url = folds[matched.lastindex - 1].base_url
+        directory, _, last = url[matched.end() :].rpartition("/")
+        if last.lower() in _INDEX:
+            last = ""
+        return canonical_url(f"{base_url}{directory}/{last}" if directory else f"{base_url}{last}")
 
 
 @functools.lru_cache(maxsize=1)
