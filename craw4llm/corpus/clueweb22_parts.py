@@ -50,6 +50,7 @@ from craw4llm.execution import process_name
 PAGE, NO_RECORD, REJECTED = 0, 1, 2
 NO_HASH = np.uint64(0)
 BATCH_RECORDS, BATCH_BYTES = 512, 32 << 20
+_MAY_BE_LARGE = BATCH_BYTES // 8 // 1032  # packed: deflate makes at most so many bytes of one
 CUT_OFF = "cut_off"  # a record that reaches over its file's end
 
 FAULTS = (
@@ -200,7 +201,7 @@ def link_batches(work: Work, file: DataFile, kind: str, records: int, faults: di
     for packed in packed_records(work, file, kind):
         if row >= records:
             break
-        if batch and not isinstance(packed, str) and stated_bytes(packed) > BATCH_BYTES // 8:
+        if len(packed) > _MAY_BE_LARGE and batch and not isinstance(packed, str) and stated_bytes(packed) > BATCH_BYTES // 8:
             yield row - len(batch), batch  # so that those before a large record are not worked on while it is held
             batch, held = [], 0
         data = unpacked(packed, kind)

@@ -96,33 +96,45 @@ def _loaded_offsets(path: Path, named: Path, size: int, changed: int) -> NDArray
     return load_offsets(path, named)[0]
 
 
+_had_large = False
+
+
 def unpack(packed: bytes, limit: int) -> bytes | str:
     """The bytes of a gzip member; DAMAGED where it is damaged or cut off or something follows it, TOO_LARGE for more than `limit` bytes."""
     unpacker = isal_zlib.decompressobj(_GZIP)
-    piece_bytes = min(limit, _PIECE_BYTES)
+    first = limit if limit < _PIECE_BYTES else _PIECE_BYTES
     try:
-        data: bytes = unpacker.decompress(packed, piece_bytes + 1)
-        size = len(data)
-        if size <= piece_bytes:
-            return data if unpacker.eof and not unpacker.unused_data else DAMAGED
-        del data  # a large one is measured before it is held: a bomb takes a piece and not its limit
-        while size <= limit and not unpacker.eof and (piece := len(unpacker.decompress(unpacker.unconsumed_tail, _PIECE_BYTES))):
-            size += piece
-        if size > limit:
-            return TOO_LARGE
-        if not unpacker.eof or unpacker.unused_data:
-            return DAMAGED
-        give_back()
-        data = isal_zlib.decompress(packed, _GZIP, size + 1)  # with no room left it would double what it has
-        return data
+        data: bytes = unpacker.decompress(packed, first + 1)
+        if len(data) > first:
+            return TOO_LARGE if first == limit else _unpack_large(packed, limit)
     except isal_zlib.IsalError:  # type: ignore[misc]
         return DAMAGED
+    return data if unpacker.eof and not unpacker.unused_data else DAMAGED
+
+
+def _unpack_large(packed: bytes, limit: int) -> bytes | str:
+    """As `unpack`. The member is measured before it is held: a bomb takes a piece and not its limit."""
+    global _had_large
+    unpacker = isal_zlib.decompressobj(_GZIP)
+    size, rest = 0, packed
+    while size <= limit and not unpacker.eof and (piece := len(unpacker.decompress(rest, _PIECE_BYTES))):
+        size, rest = size + piece, unpacker.unconsumed_tail
+    if size > limit:
+        return TOO_LARGE
+    if not unpacker.eof or unpacker.unused_data:
+        return DAMAGED
+    give_back()
+    _had_large = True
+    data: bytes = isal_zlib.decompress(packed, _GZIP, size + 1)  # with no room left it would double what it has
+    return data
 
 
 def give_back() -> None:
-    """Free memory back to the system, where the C library has a call for it. glibc keeps up to 64 MB once large blocks were freed."""
-    if _TRIM is not None:
+    """After a large record, free memory back to the system, where the C library has a call for it: glibc keeps up to 64 MB of it."""
+    global _had_large
+    if _had_large and _TRIM is not None:
         _TRIM(0)
+    _had_large = False
 
 
 def stated_bytes(packed: bytes) -> int:
