@@ -47,6 +47,7 @@ OPEN_FILES = 128  # of each thread
 _GZIP = 31
 _PIECE_BYTES = 2 << 20
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_had_large = False  # since free memory was last given back
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,6 @@ def read_offsets(data: bytes, path: Path) -> tuple[NDArray[np.int64], bool]:
 def _loaded_offsets(path: Path, named: Path, size: int, changed: int) -> NDArray[np.int64]:
     """For all threads of the process, each of which opens the files for itself. size, changed: of the file, so that another one is read."""
     return load_offsets(path, named)[0]
-
-
-_had_large = False
 
 
 def unpack(packed: bytes, limit: int) -> bytes | str:
