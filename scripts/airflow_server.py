@@ -53,6 +53,7 @@ PARTS = {
 }
 HEALTHY_WITHIN_S = 540.0  # 30 s where nothing else runs
 STOP_WITHIN_S = 40.0  # a stage that is stopped has 20 s to save, see plugins/launchers.py
+WRITE_WITHIN_S = 60  # to Airflow's database
 RESTARTS, RESTARTS_WITHIN_S = 5, 600.0  # a part that dies more often than that is broken
 
 
@@ -75,7 +76,9 @@ def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str,
             "fernet_key": keys["fernet_key"],
             "hostname_callable": "socket.gethostname",  # the default asks the name server
         },
-        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}"},
+        # SQLite has one writer at a time. Where the machine is starved, a write holds the others up for longer than the 5 s after which
+        # they failed: a click was answered with "Internal Server Error".
+        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}?timeout={WRITE_WITHIN_S}"},
         "logging": {"base_log_folder": str(home / "logs")},
         "api": {
             "host": "127.0.0.1",
@@ -88,12 +91,14 @@ def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str,
         "api_auth": {"jwt_secret": keys["jwt_secret"]},
         # A stage may run for days. The defaults kill it after 15 s without an api-server, and give its supervisor up after 300 s.
         # A supervisor notices the end of its task at its next heartbeat, and holds a worker until then.
-        "workers": {"min_heartbeat_interval": "1", "max_failed_heartbeats": "300"},
+        # It gives a call to the api-server up after 5 s, and asks again while the first is still at work: longer than a write may wait.
+        "workers": {"min_heartbeat_interval": "1", "max_failed_heartbeats": "300", "execution_api_timeout": str(WRITE_WITHIN_S + 10)},
         "scheduler": {
             "task_instance_heartbeat_timeout": "900",
             "enable_health_check": "False",
             # Most stages of a small experiment take a second: do not wait one between them. A look costs 0.05 s of a core, so look no
-            # more often either (benchmarks/airflow_overhead.py: 0.2 s 32%, 0.5 s 27%, 1 s 43%).
+            # more often either (benchmarks/airflow_overhead.py, before training's libraries were loaded beforehand: 0.2 s 32%, 0.5 s
+            # 27%, 1 s 43%).
             "scheduler_idle_sleep_time": "0.5",
         },
         "execution_api": {"jwt_expiration_time": "3600"},
