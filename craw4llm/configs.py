@@ -250,7 +250,7 @@ class CorpusConfig(Config):
     """
 
     stage: ClassVar[str] = "corpus"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3  # 3: links of pages whose <base> has no path
     source: External | SyntheticWeb | WarcArchive | ClueWeb22
     html: HtmlLimits = HtmlLimits()
     columns: tuple[tuple[str, str], ...] = ()
