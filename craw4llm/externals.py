@@ -17,10 +17,7 @@ import functools
 import hashlib
 import json
 import re
-import ssl
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from craw4llm.corpus.clueweb22_files import digest, is_clueweb22, stamp
@@ -77,6 +74,10 @@ def locate(external: External) -> Path:
 def _unreachable(endpoint: str) -> str:
     """Why no server answers there, asked once; "" where one does, whatever it says. Without this a machine with no network waits a third
     of a minute for each file: huggingface_hub tries five times, and cannot be told not to."""
+    import ssl  # here, for the same reason as above
+    import urllib.error
+    import urllib.request
+
     why = ""
     for attempt in range(2):
         time.sleep(attempt)

@@ -9,7 +9,8 @@ Parts of a stage are shares, 1/N to N/N, of any N, so fewer parts are larger one
 # [core] max_map_length is 1,024: Airflow refuses to map over more results of a task than that. Of a list in the DAG file, as ours, it
 # refuses none, but keeps them all in the DAG's stored form; so the same limit, as a round number.
 MOST_PARTS = 1000
-# Airflow spends about 5 s of a slot on a task (scripts/scale_rehearsal.py, docs/operations.md, "How many parts"): 5% of 100 s.
+# Airflow spends 2.7 s of a slot on a task, 6.3 on a machine that others keep busy (scripts/scale_rehearsal.py; docs/operations.md, section
+# 10): 5 s are 5% of 100.
 SLOT_S_PER_TASK = 5.0
 LEAST_PART_S = 100.0
 

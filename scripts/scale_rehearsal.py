@@ -2,13 +2,14 @@
 """What a part costs Airflow: the parts of `crawl_policies` as mapped tasks that do nothing, through a scheduler and workers of this
 machine.
 
-    python scripts/scale_rehearsal.py [--executor celery|local] [--slots 4] [--share 1.0]
+    python scripts/scale_rehearsal.py [--executor celery|local] [--slots 4] [--share 1.0] [--within SECONDS]
 
 The number of parts is the experiment's own (`parts` of its declaration, times the stages of that kind), one mapped task a part, one group
-a stage, grouped as the DAG groups them (craw4llm/grouping.py). share: of the parts, for a quicker look. Prints seconds a part at this
-number of slots, of the whole and of its first and last fifth (whether Airflow slows down as tasks pile up), processor seconds of the
-scheduler, api-server and workers a part, the longest gap between two starts, and the rule that follows: how long a part must be for
-Airflow to cost 5% at most. The last line is one JSON object. About 35 minutes on two cores with all parts.
+a stage, grouped as the DAG groups them (craw4llm/grouping.py). share: of the parts, for a quicker look. within: it ends then, with what is
+done by then and exit code 1 (default: 6 s a part and ten minutes). Prints seconds a part at this number of slots, of the whole and of its
+first and last fifth (whether Airflow slows down as tasks pile up), parts that were tried again, processor seconds of the scheduler,
+api-server and workers a part, the longest gap between two starts, and the rule that follows: how long a part must be for Airflow to cost 5%
+at most. The last line is one JSON object. About 25 minutes on two cores with all parts; run it where nothing of a higher priority does.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import airflow_cluster
 import psutil
@@ -66,6 +68,7 @@ def main() -> int:
     parser.add_argument("--executor", choices=("celery", "local"), default="celery")
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--within", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--experiment", default="crawl_policies")
     given = parser.parse_args()
     if lacking := airflow_cluster.missing(celery=given.executor == "celery"):
@@ -77,7 +80,7 @@ def main() -> int:
     stages = [max(1, round(count * given.share)) for counts in by_kind.values() for count in counts]
     folder = Path(tempfile.mkdtemp(prefix="craw4llm-rehearsal-"))
     try:
-        facts = rehearse(folder, stages, given.executor, given.slots)
+        facts = rehearse(folder, stages, given.executor, given.slots, given.within or WAIT_S + WAIT_S_A_PART * sum(stages))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     facts["all_parts"] = sum(count for counts in by_kind.values() for count in counts)
@@ -93,7 +96,7 @@ def main() -> int:
     return 0 if facts["state"] == "success" else 1
 
 
-def rehearse(folder: Path, stages: list[int], executor: str, slots: int) -> dict[str, object]:
+def rehearse(folder: Path, stages: list[int], executor: str, slots: int, within_s: float) -> dict[str, Any]:
     dags = folder / "dags"
     dags.mkdir()
     (dags / "rehearsal.py").write_text(DAG.replace("PARTS", repr(stages)))
@@ -105,22 +108,24 @@ def rehearse(folder: Path, stages: list[int], executor: str, slots: int) -> dict
                 cluster.start_worker(f"w{number}", queues="cpu", slots=max(1, slots // 2))
         began, before = time.monotonic(), processor_seconds(cluster)
         run = cluster.trigger("rehearsal", {})
-        state = cluster.wait_for_run("rehearsal", run, WAIT_S + WAIT_S_A_PART * sum(stages))
+        state = cluster.wait_for_run("rehearsal", run, within_s)
         spent, after = time.monotonic() - began, processor_seconds(cluster)
         tasks = [entry for entry in cluster.tasks("rehearsal", run) if entry["map_index"] >= 0]
     starts = sorted(datetime.datetime.fromisoformat(entry["start_date"]).timestamp() for entry in tasks if entry["start_date"])
-    parts, fifth = sum(stages), len(starts) // 5
+    done, fifth = sum(entry["state"] == "success" for entry in tasks), len(starts) // 5
+    if not done:
+        raise RuntimeError(f"no part was done within {spent:.0f} s: the run is {state}")
     return {
         "state": state,
-        "parts": parts,
-        "done": sum(entry["state"] == "success" for entry in tasks),
+        "parts": sum(stages),
+        "done": done,
         "tried_again": sum(entry["try_number"] > 1 for entry in tasks),
         "seconds": round(spent, 1),
-        "seconds_a_part": round(spent / parts, 3),
+        "seconds_a_part": round(spent / done, 3),
         "seconds_a_part_first_fifth": round((starts[fifth] - starts[0]) / fifth, 3) if fifth else None,
         "seconds_a_part_last_fifth": round((starts[-1] - starts[-1 - fifth]) / fifth, 3) if fifth else None,
         "longest_gap_s": round(max((b - a for a, b in itertools.pairwise(starts)), default=0.0), 1),
-        **{f"processor_s_a_part_{name}": round((after[name] - before.get(name, 0.0)) / parts, 3) for name in after},
+        **{f"processor_s_a_part_{name}": round((after[name] - before.get(name, 0.0)) / done, 3) for name in after},
         "load_average": round(psutil.getloadavg()[0], 1),
     }
 
