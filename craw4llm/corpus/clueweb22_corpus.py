@@ -85,7 +85,7 @@ class ClueWeb22Corpus(Corpus):
     @property
     def doc_ids(self) -> "_Names":  # type: ignore[override]
         """`doc_ids.take(pages)`: their document ids."""
-        return _Names(self.n_pages, self.document_ids)
+        return _DocumentIds(self.n_pages, self._keys)
 
     def find_doc_ids(self, doc_ids: Sequence[str]) -> NDArray[np.int64]:
         return self.find(doc_ids)
@@ -183,7 +183,7 @@ class ClueWeb22Corpus(Corpus):
     @property
     def dead_urls(self) -> "_Names":  # type: ignore[override]
         """`dead_urls.take(rows)`: document ids, the one name that a dead link has."""
-        return _DocumentIds(self.n_targets - self.n_pages, lambda rows: self._keys(np.asarray(rows, dtype=np.int64) + self.n_pages))
+        return _DocumentIds(self.n_targets - self.n_pages, lambda rows: self._keys(rows + self.n_pages))
 
     @cached_property
     def hosts(self) -> Names:
@@ -451,6 +451,7 @@ class _DocumentIds(_Names):
     def take(self, rows: Any) -> Any:
         import pyarrow as pa
 
+        rows = np.asarray(rows, dtype=np.int64)
         if len(rows) > _STRINGS:
             return pa.chunked_array([self.take(rows[start : start + _STRINGS]) for start in range(0, len(rows), _STRINGS)])
         text, ends = spell_ids(self._make(rows))

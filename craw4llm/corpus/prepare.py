@@ -209,14 +209,9 @@ class Gathered:
                 if drop and int(flags) & _NOFOLLOW:
                     self.nofollow_links += 1
                     continue
-                if target not in targets:
-                    targets[target] = int(flags)
-                    if anchor is not None:
-                        anchors[target] = folded(anchor)
-                else:
-                    targets[target] = _together(targets[target], int(flags))
-                    if anchor is not None and not anchors.get(target):
-                        anchors[target] = folded(anchor)
+                targets[target] = _together(targets[target], int(flags)) if target in targets else int(flags)
+                if anchor is not None and not anchors.get(target):
+                    anchors[target] = folded(anchor)
         if record.link_flags or self._flags:
             self._optional(self._flags, bool(record.link_flags), 0, list(targets.values()))
         if record.anchors or self._anchors:

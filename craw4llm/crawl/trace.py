@@ -108,11 +108,10 @@ def crawled_by_iteration(artifact: Artifact) -> Iterator[tuple[int, NDArray[np.u
         stored = pq.ParquetFile(path)  # pq.read_table brings the datasets of pyarrow with it
         if "crawl_rank" in stored.schema_arrow.names:
             table = stored.read([column, "crawl_rank"])
-            ids = table.column(column).to_numpy()
-            for ranks in table.column("crawl_rank").chunks:
-                rows, known = _known(ranks)
-                targets[known] = ids[: len(ranks)][rows]
-                ids = ids[len(ranks) :]
+            ranks = table.column("crawl_rank").combine_chunks()
+            numbers = ranks.to_numpy(zero_copy_only=False).astype(np.float64)  # null as NaN; pyarrow's own way brings pyarrow.compute along
+            is_crawled = ~np.isnan(numbers)
+            targets[numbers[is_crawled].astype(np.int64)] = table.column(column).to_numpy()[is_crawled]
     for iteration, (end, size) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
         if size:
             yield iteration, targets[end - size : end]
@@ -267,17 +266,6 @@ def _nullable(values: NDArray[np.uint32], known: NDArray[np.bool_]) -> pa.Array:
     kept = np.where(known, values, np.uint32(0)).astype(np.uint32, copy=False)
     bits = np.packbits(known, bitorder="little")
     return pa.Array.from_buffers(pa.uint32(), len(kept), [pa.py_buffer(bits), pa.py_buffer(kept)])
-
-
-def _known(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """(rows of a uint32 column that are not null, their values); pyarrow's own way brings pyarrow.compute along."""
-    bits, values = column.buffers()
-    numbers = np.frombuffer(values, dtype=np.uint32)[column.offset : column.offset + len(column)]
-    if bits is None:
-        return np.arange(len(column)), numbers
-    known = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[column.offset : column.offset + len(column)]
-    rows = np.flatnonzero(known)
-    return rows, numbers[rows]
 
 
 def _write(table: pa.Table, path: Path, repeating: list[str] | bool = True) -> None:
