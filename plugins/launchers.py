@@ -22,6 +22,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -90,6 +91,7 @@ class Launcher(Protocol):
     def tail(self, job_id: JobId, place: dict[str, int] | None) -> tuple[list[str], dict[str, int]]: ...
     def release(self, job_id: JobId, owner: str) -> None: ...
     def cancel(self, job_id: JobId) -> None: ...
+    def wait(self, job_id: JobId, seconds: float) -> None: ...
     def wait_for_end(self, job_id: JobId, seconds: float) -> None: ...
     def result(self, job_id: JobId) -> Outcome: ...
     def find(self, folder: Path) -> JobId | None: ...
@@ -225,6 +227,10 @@ class FolderLauncher:
         """This launcher, or the other one of that name: the placement may have changed since a job was started."""
         return self if name == self.name else launcher_named(name)
 
+    def wait(self, job_id: JobId, seconds: float) -> None:
+        """Waits so long, or until the job has ended where that is known at once."""
+        time.sleep(seconds)
+
     def wait_for_end(self, job_id: JobId, seconds: float) -> None:
         """Raises TimeoutError where the job has not ended by then."""
         until = time.monotonic() + seconds
@@ -335,6 +341,21 @@ class LocalLauncher(FolderLauncher):
             return time.time() - (Path(job_id["folder"]) / "alive").stat().st_mtime < DEAD_AFTER_S
         except OSError:
             return False
+
+    def wait(self, job_id: JobId, seconds: float) -> None:
+        if not hasattr(os, "pidfd_open") or job_id["host"] != socket.gethostname():
+            super().wait(job_id, seconds)
+            return
+        try:
+            process = os.pidfd_open(job_id["pid"])
+        except OSError:
+            return  # it has ended
+        try:
+            end = select.poll()
+            end.register(process, select.POLLIN)
+            end.poll(1000 * seconds)
+        finally:
+            os.close(process)
 
 
 def end_jobs(jobs: Path, tag: str) -> int:

@@ -34,6 +34,7 @@ import results
 from answers import OneAfterTheOther
 from craw4llm.errors import Craw4LLMError
 from craw4llm.experiment import load, names
+from doorbell import RingsAfterChanges
 from stage_operator import ArtifactLink, artifact_root
 from trigger_check import TriggerCheck
 
@@ -243,6 +244,7 @@ class Craw4LLMPlugin(AirflowPlugin):
         {"middleware": TriggerCheck, "name": "craw4llm trigger check"},
         {"middleware": pools.PoolsAnswer, "name": "craw4llm pools"},
         {"middleware": OneAfterTheOther, "name": "craw4llm answers"},
+        {"middleware": RingsAfterChanges, "name": "craw4llm doorbell"},
     ]
     external_views: list[dict[str, Any]] = [  # noqa: RUF012
         {

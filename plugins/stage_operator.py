@@ -48,7 +48,7 @@ from placement import PlacementError, place_of
 LAST_LINES = 12  # of the command, repeated in the error
 LINE_CHARS = 4000  # a longer line of the log is cut
 RENEW_EVERY_S = 5.0
-QUICK_LOOKS_S, QUICK_S, SLOW_S = 10.0, 0.05, 0.5  # the first seconds are looked at often: most stages of small experiments end in them
+QUICK_LOOKS_S, QUICK_S, SLOW_S = 10.0, 0.2, 0.5  # between two looks at a job's lines; its end is seen at once by the local launcher
 HOPELESS = {2: "a parameter or config", 3: "an input from outside"}  # exit codes of craw4llm that a retry cannot change
 MAIN_COUNTS = 40
 
@@ -208,7 +208,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             if now - renewed >= RENEW_EVERY_S:
                 renewed = now
                 self.jobs.attach(external_id, self._owner)
-            time.sleep(QUICK_S if now - began < QUICK_LOOKS_S else SLOW_S)
+            self.jobs.wait(external_id, QUICK_S if now - began < QUICK_LOOKS_S else SLOW_S)
         while lines:
             lines, place = self.jobs.tail(external_id, place)
             for line in lines:

@@ -42,6 +42,7 @@ import psutil
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT / "plugins"))
 import warm_start  # noqa: E402
+from doorbell import DOORBELL  # noqa: E402
 from launchers import end_jobs  # noqa: E402
 
 USER = "admin"
@@ -96,10 +97,9 @@ def settings(home: Path, port: int, keys: dict[str, str]) -> dict[str, dict[str,
         "scheduler": {
             "task_instance_heartbeat_timeout": "900",
             "enable_health_check": "False",
-            # Most stages of a small experiment take a second: do not wait one between them. A look costs 0.05 s of a core, so look no
-            # more often either (benchmarks/airflow_overhead.py, before training's libraries were loaded beforehand: 0.2 s 32%, 0.5 s
-            # 27%, 1 s 43%).
-            "scheduler_idle_sleep_time": "0.5",
+            # After the wait for plugins/doorbell.py, which the executor has done by then; not 0, which would let the scheduler look
+            # without a pause where another executor is set.
+            "scheduler_idle_sleep_time": "0.05",
         },
         "execution_api": {"jwt_expiration_time": "3600"},
     }
@@ -122,6 +122,7 @@ def start(home: Path, port: int, restart_after_s: float) -> None:
         warm = None
         try:
             say("starting Airflow ...")
+            environment[DOORBELL] = str(make_doorbell(home))
             warm = start_warm(home, environment)
             prepare_database(home, environment)
             for name, arguments in PARTS.items():
@@ -256,6 +257,13 @@ def start_part(name: str, arguments: tuple[str, ...], home: Path, environment: d
 
 def airflow(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "airflow", *arguments]
+
+
+def make_doorbell(home: Path) -> Path:
+    path = home / "doorbell"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    return path
 
 
 def start_warm(home: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -193,7 +193,7 @@ def test_only_its_owner_can_read_what_is_secret_and_only_loopback_is_listened_on
     server: tuple[Airflow, subprocess.Popen[str]], place: Path
 ) -> None:
     airflow, process = server
-    for name in ("secrets.json", "passwords.json", "airflow.cfg", "server.json"):
+    for name in ("secrets.json", "passwords.json", "airflow.cfg", "server.json", "doorbell"):
         assert (place / "home" / name).stat().st_mode & 0o077 == 0, name
     family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
     listening = [c.laddr for pid in family for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]

@@ -78,6 +78,19 @@ def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
     assert (again.returncode, (tmp_path / "runs").read_text()) == (0, "x")
 
 
+def test_a_wait_ends_with_the_job(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    job_id = launcher.submit(job(tmp_path, "import time; time.sleep(0.3)"))
+    began = time.monotonic()
+    launcher.wait(job_id, 0.05)
+    assert time.monotonic() - began >= 0.04 and launcher.status(job_id) == "running"
+    launcher.wait(job_id, 60)
+    assert launcher.status(job_id) == "succeeded"
+    launcher.wait(job_id, 60)
+    assert time.monotonic() - began < 30
+    launcher.wait({**job_id, "host": "another"}, 0.1)  # what runs there is not known here
+
+
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:
     launcher = LocalLauncher()
     code = (

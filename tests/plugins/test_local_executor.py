@@ -1,4 +1,5 @@
-"""A task that goes on after a pause starts when the process that paused it has ended, and the scheduler leaves it alone until then."""
+"""A task that goes on after a pause starts when the process that paused it has ended, and the scheduler leaves it alone until then; and
+the scheduler waits for news unless it has just found work."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -68,3 +69,14 @@ def test_a_process_that_never_reports_its_end_is_given_up(executor: Any, monkeyp
     monkeypatch.setattr(local_executor, "GIVEN_UP_AFTER_S", -1.0)
     executor.trigger_tasks(4)
     assert executor.given == [key("plan"), key("plan")]
+
+
+def test_a_look_that_found_no_work_waits_for_news(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(local_executor.local_executor.LocalExecutor, "sync", lambda self: steps.append("look at the workers"))
+    monkeypatch.setattr(executor, "_bell", SimpleNamespace(wait=lambda: steps.append("wait")))
+    executor.sync()
+    queue(executor, key("plan"))
+    executor.sync()
+    executor.sync()
+    assert steps == ["wait", "look at the workers", "look at the workers", "wait", "look at the workers"]
