@@ -28,7 +28,8 @@ def describe(plan: Plan) -> str:
     finished = {node.id for node in plan.nodes if plan.artifact(node) is not None}
     width = max(len(node.id) for node in plan.nodes)
     lines = [
-        f"{graph.experiment}: {len(plan.nodes)} stages, {len(finished)} finished; {len(graph.results)} arms, {graph.replicates} replicates",
+        f"{graph.experiment}: {len(plan.nodes)} stages, {len(finished)} finished; {_many(len(graph.results), 'arm')}, "
+        f"{_many(graph.replicates, 'replicate')}",
         "parameters: " + ", ".join(f"{k}={v!r}" for k, v in graph.values.items()),
         "",
     ]
@@ -183,6 +184,10 @@ def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _number(value: float | int) -> str:

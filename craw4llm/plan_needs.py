@@ -173,11 +173,12 @@ def needs_record(plan: Plan, needs: Sequence[Need], machines: Machines) -> dict[
         "gpus": machines.gpus,
         "longest_chain_hours": longest_chain(plan, needs, machines),
         "advice": advice(needs),
+        "table": needs_table(needs, machines),
     }
 
 
-def needs_text(plan: Plan, needs: Sequence[Need], machines: Machines) -> str:
-    """A table, stages with the same figures in one line, and the sums."""
+def needs_table(needs: Sequence[Need], machines: Machines) -> list[tuple[str, ...]]:
+    """A header and rows as a person reads them, stages with the same figures in one."""
     header = ("stages", "parts", "tasks", "core h", "GPU h", "h", "disk GB", "memory GB", "read GB", "written GB")
     lines: dict[tuple[str, ...], list[str]] = {}
     for need in needs:
@@ -195,8 +196,13 @@ def needs_text(plan: Plan, needs: Sequence[Need], machines: Machines) -> str:
             ),
         )
         lines.setdefault((need.kind, *cells), []).append(need.id)
-    table = [header, *((_named(key[0], ids), *key[1:]) for key, ids in lines.items())]
-    widths = [max(len(row[k]) for row in table) for k in range(len(header))]
+    return [header, *((_named(key[0], ids), *key[1:]) for key, ids in lines.items())]
+
+
+def needs_text(plan: Plan, needs: Sequence[Need], machines: Machines) -> str:
+    """The table, and the sums."""
+    table = needs_table(needs, machines)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = [f"Needs of each stage that is to do, with {machines.cores} cores and {machines.gpus} GPUs for all:"]
     for row in table:
         text.append("  " + "  ".join(c.rjust(w) if k else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))))

@@ -1,4 +1,4 @@
-"""What a person reads who is asked whether a run may start: what is short, the cost of each arm as a table, then the whole plan.
+"""What a person reads who is asked whether a run may start: what is short, cost of each arm and needs of each stage as tables, the plan.
 
     subject, body = request(facts, text)         # facts: `craw4llm plan --json`; text: the same for a terminal
 
@@ -29,20 +29,37 @@ def request(facts: Mapping[str, Any], text: str) -> tuple[str, str]:
     subject = f"{facts['experiment']}: {amount(facts['gpu_hours'])} GPU hours, {amount(facts['disk_bytes'] / 1e9)} GB. Start it?"
     short = [f"Short of {inert(line)}" for line in facts["shortfalls"]]
     parts = [as_markdown(short)] if short else []
-    parts += [costs(facts), as_markdown(costs_first(inert_lines(text))[:PLAN_LINES])]
+    table = facts.get("needs", {}).get("table", [])
+    lines = [line for line in inert_lines(text) if line.split() not in [" ".join(row).split() for row in table]]
+    parts += [costs(facts), *needs(table), as_markdown(costs_first(lines)[:PLAN_LINES])]
     return subject, "\n\n".join(parts)
 
 
 def costs(facts: Mapping[str, Any]) -> str:
     """A row an arm, with what is known of it before it runs; the disk is that of all its stages, which arms may share."""
     columns = [column for column in COLUMNS if any(arm.get(column[1]) is not None for arm in facts["arms"].values())]
-    rows = [["arm", *(heading for heading, _, _ in columns)], ["---", *("--:" for _ in columns)]]
+    rows = []
     for name, arm in facts["arms"].items():
         values = [arm.get(key) for _, key, _ in columns]
         shown = [amount(value / by) if value is not None else "" for value, (_, _, by) in zip(values, columns, strict=True)]
-        rows.append([span(inert(name).replace("|", "¦")), *shown])
+        rows.append([name, *shown])
     many = f"For each of {facts['replicates']} replicates:\n\n" if facts["replicates"] > 1 else ""
-    return many + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return many + as_table(["arm", *(heading for heading, _, _ in columns)], rows)
+
+
+def needs(table: Sequence[Sequence[str]]) -> list[str]:
+    """The plan's needs of each stage, without the columns in which nothing is known or needed."""
+    if len(table) < 2:
+        return []
+    told = [k for k, column in enumerate(zip(*table, strict=True)) if set(column[1:]) - {"?", "-"}]
+    header, *rows = ([row[k] for k in told] for row in table)
+    return ["Needs of each stage that is to do:", as_table(header, rows)]
+
+
+def as_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown, the first column a name, the others numbers."""
+    lines = [header, ["---", *("--:" for _ in header[1:])], *([span(inert(row[0]).replace("|", "¦")), *row[1:]] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def costs_first(lines: Sequence[str]) -> list[str]:

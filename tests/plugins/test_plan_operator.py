@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 import pools
 from plan_operator import PlanOperator
-from plan_text import amount, as_markdown, costs_first
+from plan_text import amount, as_markdown, costs_first, request
 from pools import Slots
 from training.configs import ReportConfig
 
@@ -69,6 +69,18 @@ def test_a_dear_run_waits_for_a_person_and_shows_the_plan(monkeypatch: pytest.Mo
     )
     answer = {"chosen_options": ["Approve"], "params_input": {}, "responded_at": datetime.datetime.now(), "responded_by_user": "a"}
     assert task.execute_complete(context(), answer)["approved"] is True
+
+
+def test_the_needs_of_stages_are_a_table_too() -> None:
+    table = [("stages", "parts", "core h", "h"), ("2 x crawl: a.crawl, b|c.crawl", "1", "0.5", "?"), ("score", "3", "-", "?")]
+    text = "tiny: 3 stages\n\n  corpus  1f2e  to do\n\nNeeds of each stage:\n  stages    parts  core h  h\n"
+    text += "  2 x crawl: a.crawl, b|c.crawl      1     0.5  ?\n  score      3       -  ?\n  all: 4 tasks"
+    facts = {"experiment": "tiny", "gpu_hours": 1, "disk_bytes": 1, "shortfalls": [], "replicates": 1, "arms": {}}
+    assert request(facts | {"needs": {"table": table}}, text)[1].split("\n\n")[1:] == [
+        "Needs of each stage that is to do:",
+        "| stages | parts | core h |\n| --- | --: | --: |\n| `2 x crawl: a.crawl, b¦c.crawl` | 1 | 0.5 |\n| `score` | 3 | - |",
+        as_markdown(["tiny: 3 stages", "", "Needs of each stage:", "  all: 4 tasks", "", "  corpus  1f2e  to do"]),
+    ]
 
 
 @pytest.mark.parametrize(
