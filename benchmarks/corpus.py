@@ -50,7 +50,7 @@ import pyarrow.parquet as pq
 from processor import cpu
 
 from craw4llm.configs import CorpusConfig, SyntheticWeb
-from craw4llm.corpus.graph_only import GraphSource, build_graph
+from craw4llm.corpus.graph_only import GraphSource, build_graph, without_own
 from craw4llm.corpus.stage import open_source, run
 from craw4llm.execution import Execution
 from craw4llm.fingerprint import External
@@ -280,7 +280,7 @@ def _corpus(folder: Path, pages: int, per_page: float) -> dict[str, Any]:
     def blocks(temporary: Path, memory_bytes: int) -> Iterator[Any]:
         for first in range(0, pages, 1 << 20):
             some = np.asarray(offsets[first : first + (1 << 20) + 1]).astype(np.int64)
-            yield some - some[0], np.asarray(targets[some[0] : some[-1]])
+            yield without_own(first, some - some[0], np.asarray(targets[some[0] : some[-1]]))
 
     out = folder / "corpus"
     shutil.rmtree(out, ignore_errors=True)

@@ -32,7 +32,6 @@ from craw4llm.artifact import Result
 from craw4llm.configs import ClueWeb22, CorpusConfig
 from craw4llm.corpus.clueweb22_files import LANGUAGES, RECORDS_PER_FILE, DataFile, allowed_streams, delivered, format_id
 from craw4llm.corpus.clueweb22_parts import (
-    BATCH_RECORDS,
     FAULTS,
     NO_RECORD,
     REJECTED,
@@ -64,6 +63,7 @@ FORMAT = 1
 MAX_TARGETS = 2**32 - 1  # ids of pages and dead links are uint32
 HELDOUT_SEED = 22  # of the draw of held-out pages, by their document keys
 LOOK_FILES, LOOK_RECORDS = 8, 200  # of the first look at links
+LOOK_AT_MOST = 10_000  # records of a file, to find as many that are not empty
 POOL_FROM_FILES = 3  # starting a process takes as long as reading a good part of a file
 _REJECTS = pa.schema({"source": pa.string(), "position": pa.uint64(), "url": pa.string(), "reason": pa.string()})
 
@@ -198,7 +198,7 @@ def _first_look(root: Path, files: list[DataFile], slots: Slots) -> NDArray[np.i
     work = Work(root=root, files=files, slots=slots, parts=root, by_urls=False, count_anchors=False, max_text_chars=1)
     for index in sorted({round(k * (len(files) - 1) / (LOOK_FILES - 1)) for k in range(LOOK_FILES)}):
         seen = 0
-        for first, batch in link_batches(work, files[index], "outlink", 20 * BATCH_RECORDS, dict.fromkeys(FAULTS, 0)):
+        for first, batch in link_batches(work, files[index], "outlink", LOOK_AT_MOST, dict.fromkeys(FAULTS, 0), LOOK_RECORDS):
             some = sum(not record.isspace() for record in batch if record)
             if some:
                 facts += own_links(files[index].number * RECORDS_PER_FILE + first, batch, dict.fromkeys(FAULTS, 0))[2]

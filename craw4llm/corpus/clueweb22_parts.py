@@ -194,7 +194,9 @@ def _texts(work: Work, file: DataFile, records: int, faults: dict[str, int]) -> 
     return {"state": state, "n_chars": n_chars, "n_bytes": n_bytes, "host": host, "hosts": names}, urls
 
 
-def link_batches(work: Work, file: DataFile, kind: str, records: int, faults: dict[str, int]) -> Iterator[tuple[int, list[bytes]]]:
+def link_batches(
+    work: Work, file: DataFile, kind: str, records: int, faults: dict[str, int], batch_records: int = BATCH_RECORDS
+) -> Iterator[tuple[int, list[bytes]]]:
     """(first row, unpacked link records) of a file; b"" for those that are empty or damaged (counted)."""
     batch: list[bytes] = []
     row = held = 0
@@ -214,7 +216,7 @@ def link_batches(work: Work, file: DataFile, kind: str, records: int, faults: di
         batch.append(data)
         row, held = row + 1, held + len(data)
         del data  # the batch alone has it, and whoever reads the batch may empty it
-        if len(batch) == BATCH_RECORDS or held > BATCH_BYTES // 8:
+        if len(batch) == batch_records or held > BATCH_BYTES // 8:
             yield row - len(batch), batch
             batch, held = [], 0
     if batch:

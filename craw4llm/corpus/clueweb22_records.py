@@ -15,8 +15,8 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -50,8 +50,7 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _had_large = False  # since free memory was last given back
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):  # made in a third of a frozen dataclass' time
     """url: as the record has it, without white space around it; None where it is no string. line_end: whether it ended with one."""
 
     url: str | None

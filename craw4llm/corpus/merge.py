@@ -527,7 +527,7 @@ def write_indegree(path: Path, targets: NDArray[np.uint32], n_targets: int, memo
                 if high - low <= block:
                     if high - low < n_targets:
                         some = some[(some >= low) & (some < high)] - np.uint32(low)
-                    found += np.bincount(some, minlength=high - low).astype(np.uint32)
+                    np.add.at(found, some, np.uint32(1))
                 else:  # numpy would need a pass over all targets for each block
                     from craw4llm.corpus.transpose import count_into  # compiled: only large graphs need to load numba
 

@@ -105,6 +105,7 @@ def test_a_damaged_bvgraph_is_refused(shared: Path, tmp_path: Path) -> None:
 
 def test_node_urls_sort_like_their_numbers() -> None:
     assert node_urls(98, 102, 1000).to_pylist() == [f"https://node.example/{k:03}" for k in range(98, 102)]
+    assert node_urls(2**32 - 3, 2**32 - 1, 2**32 - 1).to_pylist() == [f"https://node.example/{2**32 - 3 + k}" for k in range(2)]
     urls = node_urls(0, 1234, 1234).to_pylist()
     assert urls == sorted(urls)
 
