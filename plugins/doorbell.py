@@ -12,17 +12,13 @@ import contextlib
 import os
 import re
 import select
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from asgi import Receive, Scope, Send, is_change
 
 DOORBELL = "CRAW4LLM_DOORBELL"
 LOOK_EVERY_S = 1.0
-CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 NEWS = re.compile(r"/execution/task-instances/[^/]+/state$|/api/v\d+/")  # the end of a task; whatever a person changes
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class Doorbell:
@@ -60,7 +56,7 @@ class RingsAfterChanges:
     def __init__(self, app: Any) -> None:
         self.app = app
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
-        if scope["type"] == "http" and scope["method"] in CHANGES and NEWS.search(scope["path"]):
+        if is_change(scope) and NEWS.search(scope["path"]):
             ring()

@@ -11,16 +11,14 @@ server, answers the variable `craw4llm_pools` where nobody has set it: a task as
 import asyncio
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from asgi import Message, Receive, Scope, Send
 
 VARIABLE = "craw4llm_pools"
 PATH = f"/execution/variables/{VARIABLE}"
 UNLIMITED = -1
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,7 @@ class PoolsAnswer:
     def __init__(self, app: Any) -> None:
         self.app = app
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "GET" or not scope["path"].endswith(PATH):
             await self.app(scope, receive, send)
             return

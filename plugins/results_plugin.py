@@ -31,10 +31,10 @@ from markupsafe import Markup
 
 import pools
 import results
-from answers import OneAfterTheOther
 from craw4llm.errors import Craw4LLMError
 from craw4llm.experiment import load, names
 from doorbell import RingsAfterChanges
+from one_writer import OneWriter
 from stage_operator import ArtifactLink, artifact_root
 from trigger_check import TriggerCheck
 
@@ -243,7 +243,7 @@ class Craw4LLMPlugin(AirflowPlugin):
     fastapi_root_middlewares: list[dict[str, Any]] = [  # noqa: RUF012
         {"middleware": TriggerCheck, "name": "craw4llm trigger check"},
         {"middleware": pools.PoolsAnswer, "name": "craw4llm pools"},
-        {"middleware": OneAfterTheOther, "name": "craw4llm answers"},
+        {"middleware": OneWriter, "name": "craw4llm one writer"},
         {"middleware": RingsAfterChanges, "name": "craw4llm doorbell"},
     ]
     external_views: list[dict[str, Any]] = [  # noqa: RUF012

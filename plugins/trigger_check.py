@@ -7,10 +7,10 @@ it; what the command line refuses is refused here, with the same words, as statu
 
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
+from asgi import Receive, Scope, Send, read_body
 from craw4llm.errors import Craw4LLMError
 from craw4llm.experiment import expand, load, names
 
@@ -19,10 +19,6 @@ RERUNS = "_reruns"
 HOW = {"crawl_arms": {"replicates": (1, 20), "launcher": None}}  # fields of a form that are no parameters of its experiment
 MOST_BYTES = 1 << 20
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 
 class TriggerCheck:
     """ASGI middleware."""
@@ -30,20 +26,14 @@ class TriggerCheck:
     def __init__(self, app: Any) -> None:
         self.app = app
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = TRIGGER.search(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         sent = {name for name, _ in scope.get("headers", ())}
         stranger = not sent & {b"authorization", b"cookie"}  # Airflow answers with 401
         if found is None or not scope["path"].endswith("/dagRuns") or stranger:
             await self.app(scope, receive, send)
             return
-        body, messages = b"", []
-        while True:
-            message = await receive()
-            messages.append(message)
-            body += message.get("body", b"")
-            if message["type"] != "http.request" or not message.get("more_body") or len(body) > MOST_BYTES:
-                break
+        body, receive = await read_body(receive, MOST_BYTES)
         error = refusal(unquote(found["dag"]), body)
         if error:
             content = json.dumps({"detail": error}).encode()
@@ -52,10 +42,7 @@ class TriggerCheck:
             await send({"type": "http.response.body", "body": content})
             return
 
-        async def replay() -> Message:
-            return messages.pop(0) if messages else await receive()
-
-        await self.app(scope, replay, send)
+        await self.app(scope, receive, send)
 
 
 def refusal(dag_id: str, body: bytes) -> str:
