@@ -8,6 +8,7 @@ Pages of one site follow each other, and so do their anchors ("Next", "Home"): f
 frame a page.
 """
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -30,36 +31,37 @@ class AnchorWriter:
         self._stream = (out / TEXTS).open("wb")
         self._offsets = NpyWriter(out / OFFSETS, np.uint64, columns=2)
         self._offsets.append(np.zeros((1, 2), dtype=np.uint64))
-        self._lines: list[str] = []
-        self._degrees: list[int] = []  # of pages that are not written yet
+        self._lines = pa.array([], pa.string())  # of pages that are not written yet
+        self._degrees = np.empty(0, dtype=np.int64)  # theirs
         self._at = self._raw_at = 0
 
     def append(self, degrees: NDArray[np.int64], anchors: pa.Array) -> None:
         """degrees: links of each page. anchors: string, null for none, of all these links."""
-        self._degrees += degrees.tolist()
-        self._lines += anchors.fill_null(NO_ANCHOR).to_pylist()
-        first = line = 0
-        while len(self._degrees) - first >= GROUP_PAGES:
-            count = sum(self._degrees[first : first + GROUP_PAGES])
-            self._write(self._lines[line : line + count])
-            first, line = first + GROUP_PAGES, line + count
-        del self._degrees[:first], self._lines[:line]
+        import pyarrow.compute as pc  # not with the module: whoever reads anchors needs none of it
 
-    def _write(self, lines: list[str]) -> None:
-        data = "".join(f"{line}\n" for line in lines).encode()
-        frame = _ZSTD.compress(data, asbytes=True) if data else b""
-        self._stream.write(frame)
-        self._at += len(frame)
-        self._raw_at += len(data)
-        self._offsets.append(np.array([[self._at, self._raw_at]], dtype=np.uint64))
+        self._degrees = np.concatenate([self._degrees, degrees])
+        self._lines = pa.concat_arrays([self._lines, pc.binary_join_element_wise(anchors.fill_null(NO_ANCHOR), "", "\n")])
+        self._write(len(self._degrees) // GROUP_PAGES * GROUP_PAGES)
+
+    def _write(self, pages: int) -> None:
+        """Writes the first of the pages that wait, in groups."""
+        lines = np.append(0, np.cumsum(self._degrees[:pages]))[[*range(0, pages, GROUP_PAGES), pages]]
+        _, ends, text = self._lines.buffers()
+        places = np.frombuffer(ends, dtype=np.int32)[self._lines.offset :][lines].tolist() if len(self._lines) else [0] * len(lines)
+        for begin, end in itertools.pairwise(places):
+            frame = _ZSTD.compress(text[begin:end], asbytes=True) if end > begin else b""
+            self._stream.write(frame)
+            self._at += len(frame)
+            self._raw_at += end - begin
+            self._offsets.append(np.array([[self._at, self._raw_at]], dtype=np.uint64))
+        self._degrees, self._lines = self._degrees[pages:], self._lines[int(lines[-1]) :]
 
     def __enter__(self) -> "AnchorWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is None:
-            if self._degrees:
-                self._write(self._lines)
+            self._write(len(self._degrees))
             self._offsets.close()
         self._stream.close()
 

@@ -21,7 +21,6 @@ Pages are read in a child process that hostile HTML may take down (craw4llm.corp
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -106,7 +105,7 @@ class FileChunk:
                 continue
             # A page that only sends on to another is no link of the site's author: meta refreshes are left out here.
             links, anchors, flags = page.links, page.anchors, page.flags
-            if any(map(_REFRESH.__and__, flags)):
+            if any(map(_REFRESH.__and__, set(flags))):
                 kept = [j for j, flag in enumerate(flags) if not flag & _REFRESH]
                 links, anchors, flags = [links[j] for j in kept], [anchors[j] for j in kept], [flags[j] for j in kept]
             yield Page(
@@ -197,7 +196,7 @@ class _Resolver:
     """Links of pages as canonical URLs, folded onto the sites."""
 
     def __init__(self, folds: Folds) -> None:
-        self._folds = folds
+        self.folds = folds
         self._of_host: dict[str, tuple[re.Pattern[str], Folds]] = {}  # those that can match: tried in turn by one pattern
         self._memory = LinkMemory(lambda link, base: self._folded(canonical_url(link, base)), MOST_KNOWN_LINKS)
 
@@ -210,7 +209,7 @@ class _Resolver:
             return None
         host = host_of(url)
         if host not in self._of_host:
-            some = tuple(fold for fold in self._folds if fold.host.fullmatch(host))
+            some = tuple(fold for fold in self.folds if fold.host.fullmatch(host))
             self._of_host[host] = re.compile("|".join(f"({fold.prefix.pattern})" for fold in some)), some
         prefixes, folds = self._of_host[host]
         matched = prefixes.match(url) if folds else None
@@ -220,13 +219,18 @@ class _Resolver:
         directory, _, last = url[matched.end() :].rpartition("/")
         if last.lower() in _INDEX:
             last = ""
-        return canonical_url(f"{base_url}{directory}/{last}" if directory else f"{base_url}{last}")
+        folded = f"{base_url}{directory}/{last}" if directory else f"{base_url}{last}"
+        return url if folded == url else canonical_url(folded)
 
 
-@functools.lru_cache(maxsize=1)
+_last: list[_Resolver] = []
+
+
 def _resolver(folds: Folds) -> _Resolver:
     """One for all chunks that this process reads: the pages of a site share their navigation."""
-    return _Resolver(folds)
+    if not _last or (_last[0].folds is not folds and _last[0].folds != folds):
+        _last[:] = [_Resolver(folds)]
+    return _last[0]
 
 
 def _folds(sites: list[Site]) -> Folds:

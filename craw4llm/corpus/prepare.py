@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Gathered:
 
     def __init__(self, config: CorpusConfig) -> None:
         self._config = config
-        self._rules = config.url_rules
+        self._rules = AS_WRITTEN if config.url_rules == AS_WRITTEN else config.url_rules  # one object, which is told without comparing
         self._obeyed = 0  # bits of Signal
         for name in config.obey:
             self._obeyed |= int(Signal[name.upper()])
@@ -83,7 +83,7 @@ class Gathered:
         self._rows: list[tuple[Any, ...]] = []
         self._frames: list[bytes] = []
         self._link_counts: list[int] = []
-        self._place: dict[str, int] = {}  # canonical link -> its number
+        self._place = _Numbers()  # of canonical links
         self._memory = LinkMemory(lambda link, base: canonical_url(link, base, self._rules))
         self._index: list[int] = []
         self._flags: list[int] = []  # from the first page that has any: one per link
@@ -187,37 +187,31 @@ class Gathered:
 
     def _links(self, record: Page, url: str) -> int:
         """Takes a page's links in. Returns how many there are."""
-        config, place = self._config, self._place
+        config = self._config
         if config.nofollow == "drop" and int(record.signals) & Signal.NOFOLLOW:
             self.nofollow_links += len(record.links)
             return 0
-        if record.resolved and self._rules == AS_WRITTEN:
+        if record.resolved and self._rules is AS_WRITTEN:
             found: Sequence[Any] = record.links
         else:
             found = self._memory.of(record.links, record.base or url)
         self.unusable_links += found.count(None)
-        drop = config.nofollow == "drop"
-        targets: dict[str, int] = {}  # URL -> flags
-        anchors: dict[str, str] = {}
         if not record.anchors and not record.link_flags:
-            targets = {target: 0 for target in found if target is not None and target != url}
+            targets, anchors = dict.fromkeys(found, 0), dict[Any, str | None]()
+            targets.pop(None, None)
+            targets.pop(url, None)
         else:
-            given_flags, given_anchors = record.link_flags or itertools.repeat(0), record.anchors or itertools.repeat(None)
-            for target, flags, anchor in zip(found, given_flags, given_anchors, strict=False):
-                if target is None or target == url:
-                    continue
-                if drop and int(flags) & _NOFOLLOW:
-                    self.nofollow_links += 1
-                    continue
-                targets[target] = _together(targets[target], int(flags)) if target in targets else int(flags)
-                if anchor is not None and not anchors.get(target):
-                    anchors[target] = folded(anchor)
+            drop = _NOFOLLOW if config.nofollow == "drop" else 0
+            targets, anchors, dropped = _distinct(record, found, url, drop)
+            if not are_folded(anchors.values()):
+                targets, anchors, dropped = _distinct(record, found, url, drop, folded)
+            self.nofollow_links += dropped
         if record.link_flags or self._flags:
             self._optional(self._flags, bool(record.link_flags), 0, list(targets.values()))
         if record.anchors or self._anchors:
-            self._text_bytes += _ANCHOR_BYTES * len(anchors) + sum(map(len, anchors.values()))
+            self._text_bytes += _ANCHOR_BYTES * len(anchors) + sum(map(len, filter(None, anchors.values())))
             self._optional(self._anchors, bool(record.anchors), None, list(map(anchors.get, targets)))
-        self._index += [place.setdefault(target, len(place)) for target in targets]
+        self._index += map(self._place.__getitem__, targets)
         return len(targets)
 
     def _optional(self, column: list[Any], given: bool, missing: Any, values: list[Any]) -> None:
@@ -255,6 +249,14 @@ class Gathered:
             return "", "", b"", "invalid_unicode"
 
 
+class _Numbers(dict[str, int]):
+    """Strings -> their numbers, in the order in which they are asked for."""
+
+    def __missing__(self, string: str) -> int:
+        number = self[string] = len(self)
+        return number
+
+
 def folded(anchor: str) -> str:
     """An anchor text in one line: control characters and runs of white space are one space, at most MAX_ANCHOR_CHARS characters."""
     if not anchor or (
@@ -263,6 +265,39 @@ def folded(anchor: str) -> str:
         return anchor  # as it is: nothing in it but the space is white space, a control character or a lone surrogate
     line = " ".join(anchor[: 8 * MAX_ANCHOR_CHARS].translate(_CONTROL).split())[:MAX_ANCHOR_CHARS]
     return line if _is_unicode(line) else line.encode(errors="replace").decode()
+
+
+def _distinct(
+    record: Page, found: Sequence[Any], url: str, drop: int, fold: Callable[[str], str] | None = None
+) -> tuple[dict[Any, int], dict[Any, str | None], int]:
+    """(target -> flags, target -> anchor, links dropped) of a page's links; found: where they lead; drop: a flag of those to be dropped."""
+    targets: dict[Any, int] = {}
+    anchors: dict[Any, str | None] = {}
+    dropped = 0
+    flags: Iterable[int] = bytes(record.link_flags) or itertools.repeat(0)
+    for target, flag, anchor in zip(found, flags, record.anchors or itertools.repeat(None), strict=False):
+        if target is None or target == url:
+            continue
+        if flag & drop:
+            dropped += 1
+            continue
+        if fold and anchor:
+            anchor = fold(anchor)
+        if target not in targets:
+            targets[target], anchors[target] = flag, anchor
+            continue
+        targets[target] = _together(targets[target], flag)
+        if anchor is not None and not anchors[target]:
+            anchors[target] = anchor
+    return targets, anchors, dropped
+
+
+def are_folded(anchors: Iterable[str | None]) -> bool:
+    """Whether `folded` would leave all of them as they are; looks at all at once."""
+    given = list(filter(None, anchors))
+    line = " | ".join(given)  # a space at the edge of one is beside another
+    is_line = line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " "
+    return is_line and (len(line) <= MAX_ANCHOR_CHARS or max(map(len, given)) <= MAX_ANCHOR_CHARS)
 
 
 @functools.cache

@@ -55,7 +55,8 @@ def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTE
     mark = url.find("#")
     if mark > 0 and url[mark - 1] > " " and url.isascii():
         url = url[:mark]  # what a parser would find there is dropped below; a space before it would be part of the path
-    if rules is AS_WRITTEN or rules == AS_WRITTEN:
+    as_written = rules is AS_WRITTEN or rules == AS_WRITTEN
+    if as_written:
         if _CANONICAL.fullmatch(url):
             return url
         if base and (joined := _joined(url, base)) and _CANONICAL.fullmatch(joined) and len(joined) <= MAX_URL_BYTES:
@@ -70,7 +71,7 @@ def canonical_url(url: str, base: str | None = None, rules: UrlRules = AS_WRITTE
     if "#" in text or "@" in text:
         parsed.hash = parsed.username = parsed.password = ""
         text = str(parsed.href)
-    if rules != AS_WRITTEN and "?" in text:
+    if not as_written and "?" in text:
         parsed.search = _query(parsed.search[1:], rules)
         text = str(parsed.href)
     return text if len(text) <= MAX_URL_BYTES else None
@@ -90,7 +91,7 @@ class LinkMemory:
 
     def __init__(self, canonical: Callable[[str, str], str | None], limit: int | None = None) -> None:
         self._canonical, self._limit = canonical, limit
-        self._of_folder: dict[tuple[bool, str], dict[Any, str | None]] = {}
+        self._of_folder: dict[tuple[bool, str], _Known] = {}
         self._anywhere: dict[str, str | None] = {}  # whole addresses, which need no base
         self._size = 0
 
@@ -100,39 +101,53 @@ class LinkMemory:
     def of(self, links: Sequence[object], base: str) -> list[str | None]:
         """The canonical URL of each link of a page; None for one that has none, or that is no string."""
         sound = canonical_url(base)  # has a path, unlike <base href="https://example.org">
-        known = self._of_folder.setdefault((True, folder_of(sound)) if sound else (False, base), {None: None})
-        anywhere = self._anywhere if sound else known  # where the base is no address, whole addresses may fail, too
-        before = len(known) + len(anywhere)
+        place = (True, folder_of(sound)) if sound else (False, base)
+        known = self._of_folder.get(place)
+        if known is None:
+            known = self._of_folder[place] = _Known(self._canonical, self._anywhere if sound else None)
+        known.base, known.own = base, _UNKNOWN
+        before = len(known) + len(self._anywhere)
         try:
-            found: list[str | None] = [known.get(link, _UNKNOWN) for link in links]
+            found = [*map(known.__getitem__, links)]
         except TypeError:  # a list or an object, which cannot be looked up
-            links = [link if isinstance(link, str) else None for link in links]
-            found = [known.get(link, _UNKNOWN) for link in links]
-        own: str | None = _UNKNOWN  # what a fragment alone leads to: the page
-        for k, target in enumerate(found):
-            if target is not _UNKNOWN:
-                continue
-            link = links[k]
-            if not isinstance(link, str) or len(link) > MAX_URL_BYTES:
-                found[k] = None
-            elif link[:1] == "#" and link.isascii():
-                if own is _UNKNOWN:
-                    own = self._canonical("#", base)
-                found[k] = own
-            elif link[:1] not in _FOLDER_DECIDES:
-                found[k] = self._canonical(link, base)
-            else:
-                mark = link.find("#")
-                page = link[:mark] if mark > 0 and link[mark - 1] > " " and link.isascii() else link  # as in canonical_url
-                pages = anywhere if page.startswith(("http://", "https://")) else known
-                if page not in pages:
-                    pages[page] = self._canonical(page, base)
-                found[k] = known[link] = pages[page]
-        self._size += len(known) + len(anywhere) - before
+            found = [known[link] if isinstance(link, str) else None for link in links]
+        self._size += len(known) + len(self._anywhere) - before
         if self._limit is not None and self._size > self._limit:
             self._of_folder.clear()
             self._anywhere.clear()
             self._size = 0
+        return found
+
+
+class _Known(dict[Any, str | None]):
+    """Links of a folder's pages -> their canonical URLs. One that is not there yet is looked at, and kept if it leads to the same from all.
+
+    anywhere: whole addresses, None for a folder of pages without an address, where whole addresses may fail, too. base: the page whose
+    links are asked for. own: what a fragment alone leads to on it, _UNKNOWN before one is met.
+    """
+
+    def __init__(self, canonical: Callable[[str, str], str | None], anywhere: dict[str, str | None] | None) -> None:
+        super().__init__({None: None})
+        self._canonical, self._anywhere = canonical, anywhere
+        self.base = ""
+        self.own: str | None = _UNKNOWN
+
+    def __missing__(self, link: object) -> str | None:
+        if not isinstance(link, str) or len(link) > MAX_URL_BYTES:
+            return None
+        if link[:1] == "#" and link.isascii():
+            if self.own is _UNKNOWN:
+                own = self._canonical("#", self.base)
+                self.own = self.base if own == self.base else own  # one object, which is compared at once
+            return self.own
+        if link[:1] not in _FOLDER_DECIDES:
+            return self._canonical(link, self.base)
+        mark = link.find("#")
+        page = link[:mark] if mark > 0 and link[mark - 1] > " " and link.isascii() else link  # as in canonical_url
+        pages = self._anywhere if self._anywhere is not None and page.startswith(("http://", "https://")) else self
+        if page not in pages:
+            pages[page] = self._canonical(page, self.base)
+        found = self[link] = pages[page]
         return found
 
 

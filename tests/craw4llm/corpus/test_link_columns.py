@@ -16,7 +16,7 @@ from craw4llm.configs import CorpusConfig, SyntheticWeb, UrlRules
 from craw4llm.corpus.anchors import GROUP_PAGES, AnchorReader, AnchorWriter
 from craw4llm.corpus.build import build
 from craw4llm.corpus.heldout import is_heldout
-from craw4llm.corpus.prepare import MAX_ANCHOR_CHARS, folded
+from craw4llm.corpus.prepare import MAX_ANCHOR_CHARS, Gathered, are_folded, folded
 from craw4llm.corpus.reader import Corpus
 from craw4llm.corpus.records import LinkFlag, Page, Reject, Signal, Skipped, Source
 from craw4llm.errors import ConfigError, StageError
@@ -118,6 +118,23 @@ def test_anchors_are_one_line_and_valid() -> None:
     assert folded(" a\x00b\r\n c \u2003 d\u2028e ") == "a b c d e"
     assert folded("x" * 10_000) == "x" * MAX_ANCHOR_CHARS
     assert folded("half \ud800 pair") == "half ? pair"
+
+
+@pytest.mark.parametrize("odd", [" a", "a ", "a  b", "a\tb", "a\u00a0b", "\x00", " ", "\ud800", "x" * (MAX_ANCHOR_CHARS + 1)])
+def test_anchors_looked_at_together_are_folded_like_each_alone(odd: str) -> None:
+    """First, in the middle and last, beside anchors without text: alone among them the odd one is seen."""
+    others = [None, "", "plain", "Über uns", "x" * MAX_ANCHOR_CHARS]
+    assert are_folded(others) and [folded(anchor) for anchor in others if anchor] == [anchor for anchor in others if anchor]
+    for place in range(len(others) + 1):
+        assert folded(odd) != odd and not are_folded([*others[:place], odd, *others[place:]])
+
+
+def test_an_anchor_that_folds_to_nothing_gives_way_to_the_next() -> None:
+    gathered = Gathered(CorpusConfig(source=SyntheticWeb()))
+    links = ["https://a.example/b", "https://a.example/b", "https://a.example/c"]
+    gathered.take(Page("x", 0, "https://a.example/", "text", links, anchors=["\x00", "Next", "C"]), 0)
+    run = gathered.sorted()
+    assert run.links["anchor"].to_pylist() == ["Next", "C"]
 
 
 def test_the_anchor_files_do_not_depend_on_how_they_arrive(tmp_path: Path) -> None:
