@@ -9,15 +9,20 @@ Exit codes: 0 done; 2 a parameter or config; 3 an input from outside; 4 an artif
 end and has saved where it is (run it again); 130 interrupted.
 """
 
+import sys
+
+if sys.argv[1:2] == ["crawl"]:  # over finished stages it is done in a sixth of a second, most of it start-up; hence this, and `_leave`
+    from craw4llm import quick_start
+
+    quick_start.begin()
+
 import dataclasses
 import json
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
-from gc import set_threshold
 from pathlib import Path
 from typing import Any, Literal
 
@@ -248,14 +253,6 @@ def run(
 @root_option
 def crawl(root: Path, workers: int, **wanted: Any) -> None:
     """Crawl a corpus once, without an experiment file, and print where the crawl is."""
-    # A crawl over finished stages is done in a quarter of a second, most of it start-up; hence these lines, and `_leave`.
-    # Arrow's own allocator takes a fifth of such a crawl's memory for itself; it reads this when it is loaded.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    set_threshold(50_000, 20, 20)  # what is imported next makes hundreds of thousands of objects that stay
-    from craw4llm import quick_start
-
-    quick_start.load_arrow()
-    quick_start.large_pages()
     from craw4llm.crawl.direct import Wanted
     from craw4llm.crawl.direct import crawl as run_crawl
 

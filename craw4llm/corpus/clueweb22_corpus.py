@@ -75,6 +75,9 @@ class ClueWeb22Corpus(Corpus):
         """Document ids of pages and dead links."""
         return format_ids(self._keys(np.asarray(targets, dtype=np.int64)))
 
+    def name_lines(self, targets: ArrayLike) -> bytes:
+        return spell_ids(self._keys(np.asarray(targets, dtype=np.int64)), end="\n")[0].tobytes()
+
     def languages_of(self, pages: ArrayLike) -> Any:
         """pa.array of strings: what stands in the document ids."""
         import pyarrow as pa

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from craw4llm.corpus.clueweb22_files import FILES_PER_LANGUAGE, LANGUAGES, RECORDS_PER_FILE
 from craw4llm.dataclass import dataclass
 
-_TWO_DIGITS = np.stack(np.divmod(np.arange(100, dtype=np.uint8), 10), axis=1)  # as numbers, to be added to "00"
+_PAIRS = np.array([f"{k:02d}" for k in range(100)], dtype="S2").view(np.uint16)  # two digits in ASCII, as they lie in memory
 FOREIGN, OUT = -2, -1  # what is no slot: of another language or stream; of the collection, but in no file
 
 Ints = NDArray[np.int64]
@@ -30,23 +30,26 @@ def format_ids(keys: Ints) -> list[str]:
     return [whole[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
 
-def spell_ids(keys: Ints) -> tuple[NDArray[np.uint8], Ints]:
-    """(document ids one after the other, in ASCII; where each ends)."""
+def spell_ids(keys: Ints, end: str = "") -> tuple[NDArray[np.uint8], Ints]:
+    """(document ids one after the other, in ASCII, each with `end` behind it; where each ends)."""
     numbers, records = (part.astype(np.uint32) for part in np.divmod(keys, RECORDS_PER_FILE))
     languages, files = numbers // np.uint32(FILES_PER_LANGUAGE), numbers % np.uint32(FILES_PER_LANGUAGE)
     used = np.flatnonzero(np.bincount(languages, minlength=len(LANGUAGES)))
-    names = [f"clueweb22-{LANGUAGES[language]}0000-00-00000".encode() for language in used]
-    width = max(map(len, names), default=len("0000-00-00000"))
+    names = [f"clueweb22-{LANGUAGES[language]}0000-00-00000{end}".encode() for language in used]
+    width = max(map(len, names), default=0)
     # Flush right, so that digits stand in the same columns in every language; NUL before.
     forms = np.zeros((len(LANGUAGES), width), dtype=np.uint8)
     for language, name in zip(used, names, strict=True):
         forms[language, width - len(name) :] = np.frombuffer(name, dtype=np.uint8)
-    text = forms[languages]
-    for left, pairs in ((records, (2, 4, 6)), (files, (8, 11, 13))):
-        for pair in pairs:
+    text = forms.take(languages, axis=0)
+    for left, pairs in ((records, (2, 4)), (files, (8, 11, 13))):
+        for pair in pairs if len(keys) else ():
             rest = left // np.uint32(100)
-            text[:, width - pair : width - pair + 2] += _TWO_DIGITS[left - rest * np.uint32(100)]
+            column = np.ndarray(len(keys), np.uint16, text, offset=width - len(end) - pair, strides=(width,))
+            column[:] = _PAIRS.take(left - rest * np.uint32(100))
             left = rest
+    if len(keys):
+        text[:, width - len(end) - 5] += (records // np.uint32(10_000)).astype(np.uint8)
     lengths = np.zeros(len(LANGUAGES), dtype=np.int64)
     lengths[used] = [len(name) for name in names]
     ends = np.cumsum(lengths[languages])

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
 from craw4llm.corpus.names import Names, first_seen
 from craw4llm.corpus.npy import NpyWriter
 from craw4llm.execution import process_name
+from craw4llm.parquet_file import ParquetFile
 
 MAPPED_FROM = 1 << 22  # pages; below, a column takes at most 16 MB
 
@@ -33,10 +33,10 @@ MAPPED_FROM = 1 << 22  # pages; below, a column takes at most 16 MB
 def numbers(artifact: Artifact, column: str, n_pages: int) -> NDArray[Any]:
     """A column of numbers of the page table, in page-id order."""
     if n_pages < MAPPED_FROM:
-        return pq.read_table(artifact.file("pages.parquet"), columns=[column]).column(0).to_numpy()
+        return ParquetFile(artifact.file("pages.parquet")).read([column]).column(0).to_numpy()
 
     def write(path: Path) -> None:
-        kind = pq.read_schema(artifact.file("pages.parquet")).field(column).type.to_pandas_dtype()
+        kind = ParquetFile(artifact.file("pages.parquet")).schema.field(column).type.to_pandas_dtype()
         with NpyWriter(path, kind) as out:
             for rows in _row_groups(artifact, column):
                 out.append(rows.to_numpy())
@@ -47,7 +47,7 @@ def numbers(artifact: Artifact, column: str, n_pages: int) -> NDArray[Any]:
 def named(artifact: Artifact, column: str, n_pages: int) -> tuple[Names, NDArray[np.int32]]:
     """(the distinct strings of a column in the order of their first page, their numbers page by page)."""
     if n_pages < MAPPED_FROM:
-        whole = pq.read_table(artifact.file("pages.parquet"), columns=[column]).column(0).combine_chunks().dictionary_encode()
+        whole = ParquetFile(artifact.file("pages.parquet")).read([column]).column(0).combine_chunks().dictionary_encode()
         return Names(whole.dictionary), whole.indices.to_numpy(zero_copy_only=False).astype(np.int32)
 
     def write_names(path: Path) -> None:
@@ -117,7 +117,7 @@ Column = Any  # an Arrow array of strings, or Strings
 def strings(artifact: Artifact, file: str, column: str, n_rows: int) -> Column:
     """A column of strings, in the order of the rows."""
     if n_rows < MAPPED_FROM:
-        return pq.read_table(artifact.file(file), columns=[column]).column(0).combine_chunks()
+        return ParquetFile(artifact.file(file)).read([column]).column(0).combine_chunks()
 
     def write(path: Path) -> None:
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, pa.schema({column: pa.string()})) as writer:
@@ -130,12 +130,11 @@ def strings(artifact: Artifact, file: str, column: str, n_rows: int) -> Column:
 
 def row(artifact: Artifact, page: int, names: Sequence[str]) -> dict[str, Any]:
     """Some columns of one page; of the table only its row group is read."""
-    file = pq.ParquetFile(artifact.file("pages.parquet"))
+    file = ParquetFile(artifact.file("pages.parquet"))
     first = 0
-    for g in range(file.num_row_groups):
-        rows = file.metadata.row_group(g).num_rows
+    for g, rows in enumerate(file.row_group_rows):
         if page < first + rows:
-            found: dict[str, Any] = file.read_row_group(g, columns=list(names)).slice(page - first, 1).to_pylist()[0]
+            found: dict[str, Any] = file.read_row_group(g, names).slice(page - first, 1).to_pylist()[0]
             return found
         first += rows
     raise IndexError(f"page {page} of {first}")
@@ -192,9 +191,9 @@ def _read_names(path: Path) -> Names:
 
 
 def _row_groups(artifact: Artifact, column: str, name: str = "pages.parquet") -> Iterator[pa.Array]:
-    file = pq.ParquetFile(artifact.file(name))
-    for g in range(file.num_row_groups):
-        yield file.read_row_group(g, columns=[column]).column(0).combine_chunks()
+    file = ParquetFile(artifact.file(name))
+    for g in range(len(file.row_group_rows)):
+        yield file.read_row_group(g, [column]).column(0).combine_chunks()
 
 
 def _kept(artifact: Artifact, name: str, write: Callable[[Path], None]) -> Path:

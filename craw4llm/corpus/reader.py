@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from craw4llm.artifact import Artifact
@@ -24,6 +23,7 @@ from craw4llm.corpus.anchors import AnchorReader
 from craw4llm.corpus.gather import RowReader
 from craw4llm.corpus.names import Names
 from craw4llm.corpus.page_columns import Column, find_ascending, find_first, named, numbers, places_among, row, strings
+from craw4llm.parquet_file import ParquetFile
 
 CLUEWEB22 = "clueweb22.json"  # the file that an artifact has whose texts are in a ClueWeb22 folder
 
@@ -50,7 +50,7 @@ class Corpus:
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of the page table, in page-id order."""
-        return pq.read_table(self.artifact.file("pages.parquet"), columns=[name]).column(0)
+        return ParquetFile(self.artifact.file("pages.parquet")).read([name]).column(0)
 
     @cached_property
     def urls(self) -> Column:
@@ -181,6 +181,10 @@ class Corpus:
     def document_ids(self, targets: ArrayLike) -> list[str]:
         """Document ids of pages and dead links, where `has_document_ids`."""
         raise NotImplementedError(f"the corpus {self.artifact.fingerprint} has no document ids")
+
+    def name_lines(self, targets: ArrayLike) -> bytes:
+        """The names of pages and dead links, a line each, in UTF-8: document ids, or URLs where the corpus has none."""
+        return "".join(f"{self.url(target)}\n" for target in np.asarray(targets).tolist()).encode()
 
     def url(self, target: int) -> str:
         """Canonical URL of a page or dead link."""

@@ -74,8 +74,7 @@ def write_lists(artifact: Artifact, folder: Path) -> None:
     corpus = Corpus(artifact.input("corpus"))
     folder.mkdir(parents=True, exist_ok=True)
     for iteration, targets in crawled_by_iteration(artifact):
-        names = corpus.document_ids(targets) if corpus.has_document_ids else [corpus.url(target) for target in targets.tolist()]
-        (folder / f"iter_{iteration}.docids.txt").write_text("\n".join([*names, ""]))
+        (folder / f"iter_{iteration}.docids.txt").write_bytes(corpus.name_lines(targets))
 
 
 def _crawl_stage(wanted: Wanted) -> Stage:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from craw4llm.artifact import Artifact
@@ -25,6 +24,8 @@ from craw4llm.corpus.reader import Corpus
 from craw4llm.crawl.loop import NOBODY, Crawl
 from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
+from craw4llm.parquet_file import ParquetFile
+from craw4llm.parquet_file import write as write_parquet
 
 ROW_GROUP_ROWS = 1 << 17
 
@@ -100,13 +101,13 @@ def write_trace(
 def crawled_by_iteration(artifact: Artifact) -> Iterator[tuple[int, NDArray[np.uint32]]]:
     """(iteration, targets in crawl order) of every iteration of a crawl that crawled any; targets without a page are among them in mode
     `released`."""
-    sizes = pq.ParquetFile(artifact.file("iterations.parquet")).read(["crawled"]).column(0).to_numpy()
+    sizes = ParquetFile(artifact.file("iterations.parquet")).read(["crawled"]).column(0).to_numpy()
     ends = np.cumsum(sizes)
     targets = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint32)
     for name, column in (("pages.parquet", "page"), ("dead_links.parquet", "target")):
         path = artifact.file(name)
-        stored = pq.ParquetFile(path)  # pq.read_table brings the datasets of pyarrow with it
-        if "crawl_rank" in stored.schema_arrow.names:
+        stored = ParquetFile(path)
+        if "crawl_rank" in stored.schema.names:
             table = stored.read([column, "crawl_rank"])
             ranks = table.column("crawl_rank").combine_chunks()
             numbers = ranks.to_numpy(zero_copy_only=False).astype(np.float64)  # null as NaN; pyarrow's own way brings pyarrow.compute along
@@ -141,17 +142,17 @@ class Trace:
     @cached_property
     def pages(self) -> pa.Table:
         """One row per fetched page, in fetch order."""
-        return pq.read_table(self.artifact.file("pages.parquet"))
+        return _read_all(self.artifact.file("pages.parquet"))
 
     @cached_property
     def dead_links(self) -> pa.Table:
         """One row per dead link that was requested, in fetch order."""
-        return pq.read_table(self.artifact.file("dead_links.parquet"))
+        return _read_all(self.artifact.file("dead_links.parquet"))
 
     @cached_property
     def iterations(self) -> pa.Table:
         """One row per iteration."""
-        return pq.read_table(self.artifact.file("iterations.parquet"))
+        return _read_all(self.artifact.file("iterations.parquet"))
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -270,4 +271,10 @@ def _nullable(values: NDArray[np.uint32], known: NDArray[np.bool_]) -> pa.Array:
 
 def _write(table: pa.Table, path: Path, repeating: list[str] | bool = True) -> None:
     """repeating: columns of few values; a dictionary of the others costs half of the time and a third of the file."""
-    pq.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP_ROWS, use_dictionary=repeating)
+    write_parquet(table, path, row_group_rows=ROW_GROUP_ROWS, dictionary=repeating)
+
+
+def _read_all(path: Path) -> pa.Table:
+    import pyarrow.parquet as pq  # with all processors, and what that brings along
+
+    return pq.read_table(path)
