@@ -22,8 +22,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
-import socket
 import sys
 import threading
 import time
@@ -36,6 +34,7 @@ from typing import Any
 import craw4llm
 from craw4llm.dataclass import dataclass
 from craw4llm.errors import ArtifactError, StorageError
+from craw4llm.execution import host_name
 from craw4llm.externals import sha256_file
 
 log = logging.getLogger(__name__)
@@ -196,14 +195,14 @@ class Store:
             self._await_parts(stage, fingerprint)
             partial = self.partial(stage, fingerprint)
             if partial.exists() and not keep_partial:
-                shutil.rmtree(partial)
+                _remove(partial)
             partial.mkdir(parents=True, exist_ok=True)
             started = time.time()
             try:
                 result = write(partial)
             except BaseException:
                 if not keep_partial:  # of no use to the next attempt, and a full disk needs the room
-                    shutil.rmtree(partial, ignore_errors=True)
+                    _remove(partial, ignore_errors=True)
                 raise
             manifest = {
                 "schema": MANIFEST_SCHEMA,
@@ -239,7 +238,7 @@ class Store:
                 list(pool.map(_flush, [partial, *partial.rglob("*")]))
             final = self.path(stage, fingerprint)
             if final.exists():  # a folder without a manifest: a deletion that was interrupted
-                shutil.rmtree(final)
+                _remove(final)
             os.rename(partial, final)
             _flush(final.parent)
             return self.open(stage, fingerprint), True
@@ -382,7 +381,7 @@ def machine() -> dict[str, Any]:
     """What a number measured here depends on."""
     system = os.uname()
     return {
-        "host": socket.gethostname(),
+        "host": host_name(),
         "platform": f"{system.sysname} {system.release} {system.machine}",
         "python": sys.version.split()[0],
         "cpus": os.cpu_count(),
@@ -392,6 +391,12 @@ def machine() -> dict[str, Any]:
 def _files(folder: Path) -> list[Path]:
     found = (p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
     return sorted(found, key=lambda p: p.relative_to(folder).as_posix())
+
+
+def _remove(folder: Path, *, ignore_errors: bool = False) -> None:
+    import shutil  # with three modules for compression
+
+    shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
 def _flush(path: Path) -> None:
@@ -414,7 +419,7 @@ def _try(stream: Any) -> bool:
     except BlockingIOError:
         return False
     owner = _owner(stream)
-    if owner is None or owner["host"] == socket.gethostname() or time.time() - owner["seen"] > DEAD_AFTER_S:
+    if owner is None or owner["host"] == host_name() or time.time() - owner["seen"] > DEAD_AFTER_S:
         return True
     fcntl.flock(stream, fcntl.LOCK_UN)
     return False
@@ -433,7 +438,7 @@ def _sign(stream: Any) -> None:
     """Writes the owner's record over the last one, never truncated between: another host would read an empty file, and begin."""
     handle = stream.fileno()
     fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_APPEND)
-    record = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "seen": time.time()})
+    record = json.dumps({"host": host_name(), "pid": os.getpid(), "seen": time.time()})
     os.pwrite(handle, record.ljust(RECORD_BYTES).encode(), 0)
 
 

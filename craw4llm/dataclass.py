@@ -1,4 +1,4 @@
-"""`dataclass(frozen=True)` as `dataclasses` has it, without compiling source for each class.
+"""`dataclass` as `dataclasses` has it, without compiling source for each class.
 
     @dataclass(frozen=True, kw_only=True)
     class Budget:
@@ -12,26 +12,34 @@ are made by the hundred thousand the original is better: its `__init__` is a few
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
 
-    def dataclass(*, frozen: Literal[True], kw_only: bool = False) -> Callable[[type], type]:
+    def dataclass(*, frozen: bool = False, kw_only: bool = False) -> Callable[[type], type]:
         """A class decorator; of the original's options it knows these two."""
 
         def made(cls: type) -> type:
-            # A frozen base wants the word for its subclasses, which costs the two methods that `_METHODS` spares the others.
-            inherits = any(hasattr(base, "__dataclass_fields__") for base in cls.__mro__[1:])
-            dataclasses.dataclass(init=False, repr=False, eq=False, frozen=inherits, kw_only=kw_only)(cls)
-            cls.__dataclass_params__.frozen = True
+            cls.__doc__ = cls.__doc__ or cls.__qualname__  # else the original takes a signature for it
+            # A frozen base wants the same of its subclasses, for which the original compiles two methods that `_FROZEN` has already.
+            bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
+            if any(params.frozen != frozen for params in bases):
+                raise TypeError(f"{cls.__name__}: a frozen dataclass and one that is not cannot inherit from each other")
+            for params in bases:
+                params.frozen = False
+            dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+            for params in (*bases, cls.__dataclass_params__):
+                params.frozen = frozen
             fields = dataclasses.fields(cls)
             assert all(f.init and f.repr and f.compare and f.hash is None for f in fields), f"{cls.__name__} wants dataclasses.dataclass"
             cls._positional = tuple(f.name for f in fields if not f.kw_only)
-            for method in _METHODS:
+            for method in (*_METHODS, *(_FROZEN if frozen else ())):
                 if method.__name__ not in vars(cls):
                     setattr(cls, method.__name__, method)
+            if not frozen:
+                cls.__hash__ = None
             return cls
 
         return made
@@ -89,4 +97,5 @@ def _values(self: Any) -> tuple[Any, ...]:
     return tuple([getattr(self, f.name) for f in dataclasses.fields(self)])
 
 
-_METHODS = (__init__, __repr__, __eq__, __hash__, __setattr__, __delattr__)
+_METHODS = (__init__, __repr__, __eq__)
+_FROZEN = (__hash__, __setattr__, __delattr__)

@@ -17,7 +17,7 @@ from pyarrow import _parquet
 
 
 def write(table: pa.Table, path: Path, *, row_group_rows: int, dictionary: Sequence[str] | bool = True) -> None:
-    """What pyarrow.parquet.write_table(table, path, row_group_size=row_group_rows, use_dictionary=dictionary, compression="zstd") writes."""
+    """As write_table(table, path, row_group_size=row_group_rows, use_dictionary=dictionary, compression="zstd") of pyarrow.parquet."""
     writer = _parquet.ParquetWriter(
         path,
         table.schema,

@@ -29,7 +29,10 @@ _COLLECT_AFTER = 1_000_000  # objects; Python's own 700 are as many as one modul
 
 # Extension modules of the standard library that the other imports need. A thread that loads a library keeps all others waiting that load
 # one, so these come before it. Where Python has one built in, or has it no longer, there is nothing to wait for.
-_SMALL_MODULES = ["_opcode", "_json", "_typing", "_uuid", "math", "_datetime", "fcntl", "_hashlib", "_blake2", "_heapq", "_contextvars", "_struct", "_pickle", "_random"]
+_SMALL_MODULES = (
+    *("_opcode", "_json", "_typing", "_uuid", "math", "_datetime", "fcntl", "_hashlib", "_blake2", "_heapq"),
+    *("_contextvars", "_struct", "_pickle", "_random"),
+)
 _LIBRARIES = {"numpy": ("_core/_multiarray_umath", "linalg/_umath_linalg"), "pyarrow": ("lib", "_parquet")}
 
 
@@ -75,8 +78,10 @@ class _ArenaAllocator(ctypes.Structure):
 
 
 def _python_from_heap(libc: ctypes.CDLL) -> None:
-    """Python's arenas of small objects (1 MB each) from the heap, not from pages of their own: aligned_alloc(ctx, size) makes them. They are
-    unmapped as ever, which leaves a hole in the heap that malloc takes for something in use."""
+    """Python's arenas of small objects, of 1 MB each, come from the heap: aligned_alloc(ctx, size) makes them, not mmap.
+
+    They are unmapped as ever. That leaves a hole in the heap, which malloc takes for something in use.
+    """
     allocator = _ArenaAllocator()
     ctypes.pythonapi.PyObject_GetArenaAllocator(ctypes.byref(allocator))
     allocator.ctx = _SMALL_PAGE_BYTES

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -35,12 +35,14 @@ from craw4llm.corpus.clueweb22_files import (
     format_id,
     parse_id,
 )
-from craw4llm.corpus.clueweb22_records import DAMAGED, MAX_UNPACKED_BYTES, RecordFiles, unpack
 from craw4llm.corpus.clueweb22_slots import Slots, format_ids, spell_ids
 from craw4llm.corpus.json_bounds import too_rich
 from craw4llm.corpus.names import STEP, Names, first_seen
 from craw4llm.corpus.reader import CLUEWEB22, Corpus
 from craw4llm.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from craw4llm.corpus.clueweb22_records import RecordFiles
 
 FOLDER = "CRAW4LLM_CLUEWEB22"
 _READ_AT_ONCE = 4096  # texts that are held while their lengths are counted
@@ -66,8 +68,13 @@ class ClueWeb22Corpus(Corpus):
             base=base,
             allowed=np.array(allowed_streams(tuple(about["streams"]))),
         )
-        sizes = {(kind, row[2]): size for row in about["files"] for kind, size in zip(KINDS, row[4:], strict=True) if size >= 0}
-        self._records = RecordFiles(Path(os.environ.get(FOLDER) or artifact.manifest["notes"]["root"]), sizes)
+        self._sizes = {(kind, row[2]): size for row in about["files"] for kind, size in zip(KINDS, row[4:], strict=True) if size >= 0}
+
+    @cached_property
+    def _records(self) -> "RecordFiles":
+        from craw4llm.corpus.clueweb22_records import RecordFiles  # with what unpacks: a crawl over known scores reads none
+
+        return RecordFiles(Path(os.environ.get(FOLDER) or self.artifact.manifest["notes"]["root"]), self._sizes)
 
     # Document ids
 
@@ -368,6 +375,8 @@ class ClueWeb22Corpus(Corpus):
 
         InputError for a record that is damaged or larger than one may be; with `unusable_is_none` it counts as none.
         """
+        from craw4llm.corpus.clueweb22_records import DAMAGED, MAX_UNPACKED_BYTES, unpack
+
         keys = self._keys(np.asarray(pages, dtype=np.int64))
         order = np.argsort(keys, kind="stable")
         numbers, records = np.divmod(keys[order], RECORDS_PER_FILE)

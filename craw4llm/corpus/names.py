@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 from numpy.typing import NDArray
 
 from craw4llm.errors import StageError
@@ -93,6 +92,8 @@ def ascending(names: pa.Array) -> pa.Array:
 
 
 def _hashes(names: pa.Array, seed: int) -> NDArray[np.uint64]:
+    import xxhash
+
     found = np.empty(len(names), dtype=np.uint64)
     for start in range(0, len(names), STEP):
         some = names.slice(start, STEP).to_pylist()

@@ -16,9 +16,7 @@ farther along.
 import logging
 import os
 import re
-import secrets
 import time
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +45,8 @@ class Checkpoints:
         for crawled, fetches, path in sorted(self._found(), reverse=True):
             if not fits(crawled, fetches, 0):
                 continue
+            import zipfile  # here, as most crawls find nothing to go on from
+
             try:
                 with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
                     state = {name: stored[name] for name in stored.files}
@@ -57,20 +57,16 @@ class Checkpoints:
                 return state
         return None
 
-    def save(self, crawled: int, fetches: int, state: Mapping[str, NDArray[Any]], *, flush: bool = True) -> None:
-        """Writes a checkpoint, then deletes those that are not farther along, and what a killed writer left.
-
-        flush: it outlives a loss of power. Without, one that was torn by it is passed over.
-        """
+    def save(self, crawled: int, fetches: int, state: Mapping[str, NDArray[Any]]) -> None:
+        """Writes a checkpoint, then deletes those that are not farther along, and what a killed writer left."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        final = self.folder / f"{crawled}-{fetches}-{secrets.token_hex(4)}.npz"
+        final = self.folder / f"{crawled}-{fetches}-{os.urandom(4).hex()}.npz"
         partial = final.with_suffix(f".{process_name()}.partial")
         try:
             with partial.open("wb") as stream:
                 np.savez(stream, format=np.array(FORMAT), **state)  # type: ignore[arg-type]
-                if flush:
-                    stream.flush()
-                    os.fsync(stream.fileno())
+                stream.flush()
+                os.fsync(stream.fileno())
             partial.rename(final)
         except BaseException:
             partial.unlink(missing_ok=True)

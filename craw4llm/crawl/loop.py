@@ -26,7 +26,7 @@ link in the frontier, no caps. Its dropped part follows from what was met, so ch
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from craw4llm.crawl.checkpoint import Checkpoints, State
 from craw4llm.crawl.frontier import Frontier
 from craw4llm.crawl.places import Places
 from craw4llm.crawl.policies import FullGraph, Learner, Live, Policy, Seen, TargetText, make_policy, policy_state, restore_policy
+from craw4llm.dataclass import dataclass
 from craw4llm.errors import ConfigError
 from craw4llm.execution import Progress
 from craw4llm.scoring.means import exact_sum, mean_score
@@ -51,7 +52,7 @@ Targets = NDArray[np.uint32]
 NOBODY = np.uint32(0xFFFFFFFF)
 _ONE = np.uint32(1)
 _STEP = 1 << 18
-FLUSH_AFTER_S = 1.0  # a crawl that has taken less is made again sooner than its checkpoint reaches the disk
+WORTH_SAVING_S = 1.0  # a crawl that has taken less is made again sooner than its checkpoint is written and read
 CHECKPOINT_EVERY_S = 60.0  # a checkpoint of a crawl of 20 million pages is about 1 GB
 
 
@@ -73,7 +74,7 @@ class Iteration:
     hosts: int | None = 0  # None: the corpus does not know its pages' hosts
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Crawl:
     """A finished crawl, in arrays.
 
@@ -170,7 +171,7 @@ class Crawler:
 
     def run(self, progress: Progress | None = None, checkpoints: Checkpoints | None = None, every_s: float = CHECKPOINT_EVERY_S) -> Crawl:
         """Goes on from the farthest checkpoint that lies before the end of this crawl, if there is one, and writes one every `every_s`
-        seconds and before the iteration that may be the last."""
+        seconds and, once it has taken WORTH_SAVING_S, before the iteration that may be the last."""
         stop = "exhausted"
         began = saved = time.monotonic()
         if checkpoints is not None and (state := checkpoints.newest(self._may_go_on_from)) is not None:
@@ -178,9 +179,10 @@ class Crawler:
             if progress is not None:
                 progress.update(self._progress, note="from a checkpoint")
         while True:
-            if checkpoints is not None and self._rows and (time.monotonic() - saved >= every_s or self._nearly_done):
-                now = time.monotonic()
-                checkpoints.save(self._n_crawled, self._n_fetched, self._state(), flush=now - began >= FLUSH_AFTER_S)
+            now = time.monotonic()
+            due = now - saved >= every_s or (self._nearly_done and now - began >= WORTH_SAVING_S)
+            if checkpoints is not None and self._rows and due:
+                checkpoints.save(self._n_crawled, self._n_fetched, self._state())
                 saved = time.monotonic()
             row = Iteration(iteration=len(self._rows))
             dry = bool(self._rows) and self._is_dry

@@ -15,7 +15,6 @@ their first character (`< /s>`, `_ _label__x`). A text without such words is rea
 
 import json
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -198,6 +197,8 @@ def fit(
 
     One thread: with more, fastText's updates race and two runs differ. The file holds neither the input's name nor a time.
     """
+    import tempfile
+
     import fasttext
 
     with tempfile.TemporaryDirectory() as folder:

@@ -124,7 +124,7 @@ def test_an_owners_record_is_never_seen_empty_and_reaches_the_server(tmp_path: P
     with path.open("a+") as stream:
         artifact._sign(stream)
         artifact._beat(stream, ended)
-        monkeypatch.setattr("socket.gethostname", lambda: "h")  # a shorter record than the one before
+        monkeypatch.setattr(artifact, "host_name", lambda: "h")  # a shorter record than the one before
         artifact._sign(stream)
         artifact._beat(stream, ended)
         assert [len(text) for _, text in written] == [artifact.RECORD_BYTES] * 2 and {h for h, _ in written} == {stream.fileno()}

@@ -84,6 +84,7 @@ def test_a_crawl_goes_on_from_its_checkpoint(policy, build, saves_always, undist
 @pytest.mark.parametrize("policy", sorted(KNOWLEDGE))
 def test_a_longer_crawl_goes_on_from_a_shorter_one(policy, build, undisturbed, monkeypatch):
     """By pages, within and at the end of a batch, then by fetches; what was crawled is not crawled again."""
+    monkeypatch.setattr(loop, "WORTH_SAVING_S", 0.0)
     real, done = loop.Crawler._go_on, []
     monkeypatch.setattr(loop.Crawler, "_go_on", lambda self, row: done.append(row.iteration) or real(self, row))
     for pages in (47, 53, 61, 120):
