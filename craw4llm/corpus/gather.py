@@ -31,6 +31,7 @@ class RowReader:
         for one in self._mapped:
             one.madvise(mmap.MADV_RANDOM)  # else the kernel reads the neighbourhood of every row
         self._pool: ThreadPoolExecutor | None = None
+        self._was_fast = False  # the last call found its rows in memory, so the next one reads without a trial
 
     def release(self) -> None:
         """Takes what was read off this process's memory; the kernel keeps it as long as there is room, and it can be read again."""
@@ -42,13 +43,22 @@ class RowReader:
         ids = np.asarray(pages, dtype=np.int64)
         if len(ids) < 2 * _PROBE:
             return self._read(ids)
+        were_there = self._was_fast or self._try(ids)
+        began = time.perf_counter()
+        found = self._read(ids)
+        self._was_fast = were_there and time.perf_counter() - began <= len(ids) * _SLOW_S
+        return found
+
+    def _try(self, ids: NDArray[np.int64]) -> bool:
+        """Reads some rows. Whether they were in memory; where they were not, the rest is brought there."""
         # The first rows in the order of the file, so that the rest is read in that order too.
         order = np.argsort(ids)
         began = time.perf_counter()
         self._read(ids[order[:_PROBE]])
-        if time.perf_counter() - began > _PROBE * _SLOW_S:
+        were_there = time.perf_counter() - began <= _PROBE * _SLOW_S
+        if not were_there:
             self._touch(ids[order[_PROBE:]])
-        return self._read(ids)
+        return were_there
 
     def _read(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[Any]]:
         first = np.take(self._offsets, ids).astype(np.int64)

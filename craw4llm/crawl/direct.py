@@ -8,6 +8,7 @@ What is finished in the root is used: a second policy or budget over the same co
 
 from pathlib import Path
 
+from craw4llm import quick_start
 from craw4llm.artifact import Artifact, Store
 from craw4llm.configs import KNOWLEDGE, NEEDS_SCORER, ClueWeb22, CorpusConfig, CrawlConfig, GraphMeasure, ScorerConfig
 from craw4llm.corpus.clueweb22_files import is_clueweb22
@@ -17,7 +18,7 @@ from craw4llm.execution import Execution
 from craw4llm.externals import ExternalDigests
 from craw4llm.fingerprint import External
 from craw4llm.runner import Work, build
-from craw4llm.stage import Planner, Stage
+from craw4llm.stage import Planner, Stage, implementation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,13 @@ def crawl(wanted: Wanted, execution: Execution) -> Artifact:
     planner.fingerprint(stage)
     digests.save()
     store = Store(execution.root)
-    for one in stage.ancestors():
-        fingerprint = planner.fingerprint(one)
+    missing = [one for one in stage.ancestors() if store.find(one.config.stage, planner.fingerprint(one)) is None]
+    for one in missing:
+        implementation(one.config.stage)
+    quick_start.end()
+    for one in missing:
         inputs = {name: (s.config.stage, planner.fingerprint(s)) for name, s in one.inputs.items()}
-        build(Work(one.config.stage, one.config, planner.config_record(one), fingerprint, inputs), execution)
+        build(Work(one.config.stage, one.config, planner.config_record(one), planner.fingerprint(one), inputs), execution)
     artifact = store.open("crawl", planner.fingerprint(stage))
     if wanted.lists is not None:
         write_lists(artifact, wanted.lists)

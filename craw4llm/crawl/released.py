@@ -92,23 +92,24 @@ class ReleasedCrawler(Crawler):
 
         place: of the linking page in the batch. linked_by: its crawl rank; NOBODY for a seed.
         """
+        places = self._places.of(targets)
         if self._look_ahead:
-            order = np.argsort(self._places.of(targets))
+            order = np.argsort(places)
             self._fetch(row, targets[order], linked_by[order])
             live = (targets < self._corpus.n_pages) & ~self._corpus.without_record(targets)  # to the released code both are missing
-            targets, place = targets[live], place[live]
+            targets, place, places = targets[live], place[live], places[live]
         else:
             self._met.append(targets)
             self._linked_by.append(linked_by)
+            self._seen.add(targets)
         row.discovered = len(targets)
         if not len(targets):
             return False
-        self._seen.add(targets)
         if self._look_ahead:
             self._read(targets)
             row.mean_score_discovered = mean_score(self._look_scores)
         seen = seen_first(targets, max(self._n_crawled - len(self._batch), 0) + place)
-        self._frontier.push(self._places.of(targets), self._policy.priorities(seen))
+        self._frontier.push(places, self._policy.priorities(seen))
         return True
 
     def _remembered(self, fetched: Targets) -> Targets:

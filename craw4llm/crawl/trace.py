@@ -109,10 +109,9 @@ def crawled_by_iteration(artifact: Artifact) -> Iterator[tuple[int, NDArray[np.u
         stored = ParquetFile(path)
         if "crawl_rank" in stored.schema.names:
             table = stored.read([column, "crawl_rank"])
-            ranks = table.column("crawl_rank").combine_chunks()
-            numbers = ranks.to_numpy(zero_copy_only=False).astype(np.float64)  # null as NaN; pyarrow's own way brings pyarrow.compute along
-            is_crawled = ~np.isnan(numbers)
-            targets[numbers[is_crawled].astype(np.int64)] = table.column(column).to_numpy()[is_crawled]
+            ranks, known = _with_nulls(table.column("crawl_rank").combine_chunks())
+            crawled = np.flatnonzero(known)
+            targets[ranks[crawled]] = table.column(column).to_numpy()[crawled]
     for iteration, (end, size) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
         if size:
             yield iteration, targets[end - size : end]
@@ -267,6 +266,16 @@ def _nullable(values: NDArray[np.uint32], known: NDArray[np.bool_]) -> pa.Array:
     kept = np.where(known, values, np.uint32(0)).astype(np.uint32, copy=False)
     bits = np.packbits(known, bitorder="little")
     return pa.Array.from_buffers(pa.uint32(), len(kept), [pa.py_buffer(bits), pa.py_buffer(kept)])
+
+
+def _with_nulls(array: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """(values, which of them are known) of uint32 as it was read from a file: the other way of `_nullable`."""
+    assert array.offset == 0
+    bits, values = array.buffers()
+    known = np.ones(len(array), dtype=np.bool_)
+    if bits is not None:
+        known = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(array), bitorder="little").view(np.bool_)
+    return np.frombuffer(values, dtype=np.uint32, count=len(array)), known
 
 
 def _write(table: pa.Table, path: Path, repeating: list[str] | bool = True) -> None:

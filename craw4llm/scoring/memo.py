@@ -80,14 +80,15 @@ class Memo:
 
     def missing(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """The distinct pages that have no entry, ascending."""
-        unknown = self._state[pages] == 0
-        return distinct(pages[unknown]) if unknown.any() else pages[:0]
+        state = self._state.take(pages)
+        return pages[:0] if state.all() else distinct(pages[state == 0])
 
     def get(self, pages: NDArray[np.int64]) -> tuple[Scores, Reasons]:
         """float32 scores and uint8 reasons of pages that have an entry."""
-        state = self._state[pages]
+        state = self._state.take(pages)
         assert state.all(), "asked for a score that was not computed"
-        return self._scores[pages], state - np.uint8(1)
+        state -= np.uint8(1)
+        return self._scores.take(pages), state
 
     def add(self, pages: NDArray[np.int64], scores: Scores, reasons: Reasons) -> None:
         """Keeps new entries, here and on disk."""
@@ -207,9 +208,9 @@ class PageScores:
 
     def with_reasons(self, pages: ArrayLike) -> tuple[Scores, Reasons]:
         """Scores, and for each the reason why there is none (0: there is one)."""
-        ids = np.asarray(pages)
+        ids = np.asarray(pages, dtype=np.int64)
         self._asked += len(ids)
-        missing = self._memo.missing(ids).astype(np.int64)
+        missing = self._memo.missing(ids)
         if len(missing):
             self._compute(missing)
         return self._memo.get(ids)

@@ -328,7 +328,9 @@ def test_rows_are_the_same_from_memory_and_by_threads(monkeypatch, tmp_path):
     for slow in (20e-6, -1.0):
         monkeypatch.setattr("craw4llm.corpus.gather._SLOW_S", slow)
         for array in (targets, np.load(tmp_path / "t.npy", mmap_mode="r")):
-            starts, links = RowReader(offsets, array).read(pages)
+            reader = RowReader(offsets, array)
+            starts, links = reader.read(pages)
+            assert all(np.array_equal(*both) for both in zip(reader.read(pages), (starts, links), strict=True))
             assert [links[starts[k] : starts[k + 1]].tolist() for k in range(3000)] == expected
             assert links.dtype == np.uint32 and starts.dtype == np.int64
 
