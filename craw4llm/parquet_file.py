@@ -39,7 +39,7 @@ class ParquetFile:
 
     def __init__(self, path: Path) -> None:
         self._reader = _parquet.ParquetReader()
-        self._reader.open(path, arrow_extensions_enabled=True)
+        self._reader.open(path, arrow_extensions_enabled=True, pre_buffer=False)  # no threads of its own
         self.schema: pa.Schema = self._reader.schema_arrow
 
     @property

@@ -179,7 +179,6 @@ class PageScores:
 
     def __init__(self, corpus: Artifact, scorer: Artifact, execution: Execution, *, pool_after: int | None = None) -> None:
         self._artifacts = (corpus, scorer)
-        self._corpus = Corpus(corpus)
         self._device = execution.device
         self._execution_workers = execution.workers
         self._pool: Executor | None = None
@@ -189,7 +188,11 @@ class PageScores:
         self._reading = threading.Semaphore(max(1, execution.workers // 2))
         self._pool_after = _POOL_AFTER_PAGES if pool_after is None else pool_after
         self.computed = self.unreadable = self._asked = 0
-        self._memo = Memo(execution.memo / f"{corpus.fingerprint}-{scorer.fingerprint}", self._corpus.n_pages)
+        self._memo = Memo(execution.memo / f"{corpus.fingerprint}-{scorer.fingerprint}", int(corpus.count("pages")))
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return Corpus(self._artifacts[0])
 
     @cached_property
     def _scorer(self) -> Scorer:
