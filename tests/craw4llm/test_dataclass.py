@@ -99,3 +99,24 @@ def test_subclasses(kind: type[Any]) -> None:
 def test_a_config_crosses_processes() -> None:
     config = CrawlConfig(policy="random", budget_pages=5, seed_count=2)
     assert pickle.loads(pickle.dumps(config)) == config and "policy='random'" in repr(config)
+
+
+def test_mutable() -> None:
+    ours, original = (maker(kw_only=True)(type("Row", (), body())) for maker in (dataclass, dataclasses.dataclass))
+    one, other = ours(a=1), original(a=1)
+    one.a = other.a = 2
+    assert repr(one) == repr(other) and vars(one) == vars(other) and one == ours(a=2) and one != ours(a=1)
+    for row in (one, other):
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(row)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_frozen_and_mutable_do_not_mix(frozen: bool) -> None:
+    for maker in (dataclass, dataclasses.dataclass):
+        base = maker(frozen=frozen)(type("Base", (), {"__annotations__": {"a": int}}))
+        assert base.__dataclass_params__.frozen is frozen
+        maker(frozen=frozen)(type("Same", (base,), {"__annotations__": {"b": int}}))
+        assert base.__dataclass_params__.frozen is frozen
+        with pytest.raises(TypeError, match="frozen"):
+            maker(frozen=not frozen)(type("Other", (base,), {"__annotations__": {"b": int}}))
