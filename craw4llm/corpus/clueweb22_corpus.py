@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +83,10 @@ class ClueWeb22Corpus(Corpus):
         """Document ids of pages and dead links."""
         return format_ids(self._keys(np.asarray(targets, dtype=np.int64)))
 
-    def name_lines(self, targets: ArrayLike) -> bytes:
-        return spell_ids(self._keys(np.asarray(targets, dtype=np.int64)), end="\n")[0].tobytes()
+    def name_lines(self, targets: ArrayLike, ends: Sequence[int]) -> list[bytes]:
+        text, line_ends = spell_ids(self._keys(np.asarray(targets, dtype=np.int64)), end="\n")
+        cuts = [0, *(int(line_ends[end - 1]) if end else 0 for end in ends)]
+        return [text[start:stop].tobytes() for start, stop in pairwise(cuts)]
 
     def languages_of(self, pages: ArrayLike) -> Any:
         """pa.array of strings: what stands in the document ids."""

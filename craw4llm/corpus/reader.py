@@ -9,6 +9,7 @@ Arrays are memory-mapped: opening a corpus reads only the page table's columns t
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -182,9 +183,11 @@ class Corpus:
         """Document ids of pages and dead links, where `has_document_ids`."""
         raise NotImplementedError(f"the corpus {self.artifact.fingerprint} has no document ids")
 
-    def name_lines(self, targets: ArrayLike) -> bytes:
-        """The names of pages and dead links, a line each, in UTF-8: document ids, or URLs where the corpus has none."""
-        return "".join(f"{self.url(target)}\n" for target in np.asarray(targets).tolist()).encode()
+    def name_lines(self, targets: ArrayLike, ends: Sequence[int]) -> list[bytes]:
+        """The names of pages and dead links, a line each, in UTF-8: document ids, or URLs where the corpus has none. The first item is that
+        of the targets up to ends[0], the next of those from there to ends[1] ..."""
+        lines = [f"{self.url(target)}\n" for target in np.asarray(targets).tolist()]
+        return ["".join(lines[start:stop]).encode() for start, stop in pairwise([0, *ends])]
 
     def url(self, target: int) -> str:
         """Canonical URL of a page or dead link."""

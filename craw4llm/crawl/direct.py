@@ -6,7 +6,12 @@
 What is finished in the root is used: a second policy or budget over the same corpus costs its crawl alone.
 """
 
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from craw4llm import quick_start
 from craw4llm.artifact import Artifact, Store
@@ -19,6 +24,9 @@ from craw4llm.externals import ExternalDigests
 from craw4llm.fingerprint import External
 from craw4llm.runner import Work, build
 from craw4llm.stage import Planner, Stage, implementation
+
+_NAMED_AT_ONCE = 1 << 16
+Crawled = tuple[int, NDArray[np.uint32]]  # an iteration and its targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +85,25 @@ def write_lists(artifact: Artifact, folder: Path) -> None:
 
     corpus = Corpus(artifact.input("corpus"))
     folder.mkdir(parents=True, exist_ok=True)
-    for iteration, targets in crawled_by_iteration(artifact):
-        (folder / f"iter_{iteration}.docids.txt").write_bytes(corpus.name_lines(targets))
+    for some in _grouped(crawled_by_iteration(artifact)):
+        ends = list(itertools.accumulate(len(targets) for _, targets in some))
+        lines = corpus.name_lines(np.concatenate([targets for _, targets in some]), ends)
+        for (iteration, _), text in zip(some, lines, strict=True):
+            (folder / f"iter_{iteration}.docids.txt").write_bytes(text)
+
+
+def _grouped(crawled: Iterable[Crawled]) -> Iterator[list[Crawled]]:
+    """Consecutive iterations, together about _NAMED_AT_ONCE targets."""
+    group: list[Crawled] = []
+    count = 0
+    for iteration, targets in crawled:
+        group.append((iteration, targets))
+        count += len(targets)
+        if count >= _NAMED_AT_ONCE:
+            yield group
+            group, count = [], 0
+    if group:
+        yield group
 
 
 def _crawl_stage(wanted: Wanted) -> Stage:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from craw4llm.crawl.direct import Wanted, crawl
+from craw4llm.crawl.direct import Wanted, crawl, write_lists
 from craw4llm.errors import ConfigError, InputError
 from craw4llm.execution import Execution
 from craw4llm.stage import ENTRY_POINTS, OWN_STAGES
@@ -59,11 +59,15 @@ def read_lists(folder: Path) -> list[list[str]]:
     return [(folder / f"iter_{k}.docids.txt").read_text().split() for k in range(len(list(folder.iterdir())))]
 
 
-def test_lists_of_ids(folder, tmp_path, execution):
+def test_lists_of_ids(folder, tmp_path, execution, monkeypatch):
     artifact = crawl(wanted(tmp_path, mode="released"), execution)
     lists = read_lists(tmp_path / "lists")
     assert [len(part) for part in lists] == [10, 10, 10] and artifact.count("crawled_pages") == 30  # whole batches
     assert set(lists[0]) <= set(ids(60)[::2]) and len({name for part in lists for name in part}) == 30
+    for at_once in (1, 11):
+        monkeypatch.setattr("craw4llm.crawl.direct._NAMED_AT_ONCE", at_once)
+        write_lists(artifact, tmp_path / f"again{at_once}")
+        assert read_lists(tmp_path / f"again{at_once}") == lists
     paper = crawl(wanted(tmp_path, lists=tmp_path / "paper", seeds="", policy="breadth_first"), execution)
     assert sum(map(len, read_lists(tmp_path / "paper"))) == 25 == paper.count("crawled_pages")
 
