@@ -5,7 +5,7 @@
 
 - Python's search for cycles among objects waits: imports make hundreds of thousands of objects, which stay.
 - malloc's heap grows by 32 MB and not by 128 kB at a time, in pages of 2 MB, and what is imported comes from it too.
-- The libraries of NumPy and Arrow are mapped and relocated by a thread, while Python's own modules are imported.
+- A thread fetches those pages, and maps and relocates the libraries of NumPy and Arrow, while Python's own modules are imported.
 
 The last two are for Linux' C library (glibc) and do nothing elsewhere. Not for a process that must give memory back while it runs.
 """
@@ -20,8 +20,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 
 _RTLD_LAZY = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # mallopt(3)
-_MADV_HUGEPAGE = 14
+_MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23  # madvise(2); the second since Linux 5.14
 _HEAP_BYTES, _PAGE_BYTES = 32 << 20, 2 << 20
+_IMPORTED_BYTES = 20 << 20  # about what the imports take of the heap
 _SMALL_PAGE_BYTES = 4096
 
 # Extension modules that are imported while the thread works: it keeps all others waiting that load a library, so these come before it.
@@ -43,11 +44,11 @@ def begin() -> None:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return
-    _large_pages(libc)
+    heap = _large_pages(libc)
     for module in _SMALL_MODULES:
         if importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
-    _load_libraries(libc)
+    _load_libraries(libc, heap)
 
 
 def end() -> None:
@@ -59,8 +60,8 @@ def end() -> None:
         ctypes.pythonapi.PyObject_SetArenaAllocator(ctypes.byref(_mapped_arenas))
 
 
-def _large_pages(libc: ctypes.CDLL) -> None:
-    """Asks for large pages for the heap's next 32 MB, and for a heap that keeps what is freed."""
+def _large_pages(libc: ctypes.CDLL) -> int | None:
+    """Asks for large pages for the heap's next 32 MB, and for a heap that keeps what is freed. Returns where they begin."""
     for option, value in ((_M_MMAP_THRESHOLD, _HEAP_BYTES), (_M_TRIM_THRESHOLD, 2 * _HEAP_BYTES), (_M_TOP_PAD, _HEAP_BYTES)):
         libc.mallopt(option, value)
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
@@ -69,11 +70,12 @@ def _large_pages(libc: ctypes.CDLL) -> None:
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     begin = libc.malloc(_PAGE_BYTES)  # grows the heap
     if begin is None:
-        return
+        return None
     libc.free(begin)
-    begin += -begin % _PAGE_BYTES
-    libc.madvise(begin, libc.sbrk(0) - begin, _MADV_HUGEPAGE)
+    heap: int = begin + -begin % _PAGE_BYTES
+    libc.madvise(heap, libc.sbrk(0) - heap, _MADV_HUGEPAGE)
     _python_from_heap(libc)
+    return heap
 
 
 class _ArenaAllocator(ctypes.Structure):
@@ -97,8 +99,9 @@ def _python_from_heap(libc: ctypes.CDLL) -> None:
     ctypes.pythonapi.PyObject_SetArenaAllocator(ctypes.byref(allocator))
 
 
-def _load_libraries(libc: ctypes.CDLL) -> None:
-    """Starts to load extension modules. A `dlopen` called through ctypes lets Python go on, that of an import does not."""
+def _load_libraries(libc: ctypes.CDLL, heap: int | None) -> None:
+    """Starts to fetch the heap's pages and to load extension modules. A `dlopen` called through ctypes lets Python go on, that of an import
+    does not."""
     libc.dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
     paths: list[str] = []
     for name, modules in _LIBRARIES.items():
@@ -108,6 +111,8 @@ def _load_libraries(libc: ctypes.CDLL) -> None:
             paths += [f"{folder}/{module}{EXTENSION_SUFFIXES[0]}" for module in modules] or [spec.origin]
 
     def load() -> None:
+        if heap is not None:
+            libc.madvise(heap, _IMPORTED_BYTES, _MADV_POPULATE_WRITE)
         for path in paths:
             libc.dlopen(os.fsencode(path), _RTLD_LAZY)  # what cannot be loaded says so when it is imported
 
