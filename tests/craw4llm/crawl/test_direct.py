@@ -99,7 +99,7 @@ def test_the_command_and_what_it_imports(folder, tmp_path):
 import sys
 from craw4llm.__main__ import cli
 cli(sys.argv[1:], standalone_mode=False)
-heavy = ("numba", "fasttext", "pyarrow.compute", "pyarrow.dataset", "importlib.metadata", "tqdm")
+heavy = ("numba", "fasttext", "pyarrow.compute", "pyarrow.dataset", "pyarrow.fs", "ssl", "shutil", "isal", "importlib.metadata", "tqdm")
 print(*(name for name in heavy if name in sys.modules))
 """
     arguments = ["crawl", "--corpus", str(folder), "--policy", "indegree", "--batch", "10", "--seeds", str(tmp_path / "seeds.txt")]
