@@ -127,7 +127,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
             spent[policy].append(time.process_time() - start)
             if policy == "quality":
                 ours = crawl
-                kept = watch.frontier + watch.visited + sum(part.nbytes for part in (*crawler._fetched, *crawler._linked_by))
+                kept = watch.frontier + watch.visited + crawler._fetched.nbytes + crawler._linked_by.nbytes
         seeds = ours.crawled[:batch].tolist()
         start = time.process_time()
         expected = plain(graph, seeds, pages, batch)

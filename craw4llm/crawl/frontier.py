@@ -12,7 +12,8 @@ takes the smallest of the runs' heads. Where priorities move, the newest key of 
 when they come up.
 
 **Pruning.** Where only the first R of what waits can ever be popped (craw4llm.crawl.loop says when), `prune(R)` drops the rest: what is
-held never exceeds about 2 R entries of 8 bytes. `len` still counts all that wait.
+held never exceeds about 1.5 R entries of 8 bytes. What is pushed later and comes after the last of those R is dropped at once: so many
+come before it, and R only falls, by what is popped. `len` still counts all that wait.
 """
 
 import numpy as np
@@ -54,6 +55,7 @@ class Frontier:
         self._waiting = 0
         self._held = 0  # keys in the runs
         self.pruned = False
+        self._bound: np.float32 | None = None  # lower priorities can no more be popped
         # The newest key of each place; 0 for a place that does not wait (no key is 0: that would need the bits of a NaN).
         self._newest = np.zeros(n_places, dtype=np.uint64) if moves else None
 
@@ -63,10 +65,15 @@ class Frontier:
 
     def push(self, places: ArrayLike, priorities: ArrayLike) -> None:
         """Adds distinct places. Without `moves` they must be new."""
-        keys = to_keys(places, priorities)
         if self._newest is None:
-            self._waiting += len(keys)
+            values, index = np.asarray(priorities, dtype=np.float32), np.asarray(places)
+            self._waiting += len(values)
+            if self._bound is not None:
+                near = np.flatnonzero(values >= self._bound)
+                values, index = values.take(near), index.take(near)
+            keys = to_keys(index, values)
         else:
+            keys = to_keys(places, priorities)
             index = np.asarray(places)
             before = self._newest[index]
             self._waiting += int(np.count_nonzero(before == 0))
@@ -80,11 +87,13 @@ class Frontier:
     def prune(self, keep: int) -> None:
         """Keeps at least the first `keep` of what waits, and not many more."""
         assert self._newest is None, "a priority that moves may bring any target to the front"
-        if self._held > 2 * keep + _MIN_PRUNED:
-            keys = np.concatenate(self._runs)
-            keys.partition(keep - 1)
-            keys = np.sort(keys[:keep])
-            self._runs, self._held, self.pruned = [keys], keep, True
+        if self._held > keep + keep // 2 + _MIN_PRUNED:
+            last = self._key(keep)
+            cuts = [int(np.searchsorted(run, last, side="right")) for run in self._runs]
+            self._runs = [run[:cut].copy() for run, cut in zip(self._runs, cuts, strict=True) if cut]
+            self._held, self.pruned = keep, True
+            bound = from_keys(last[None])[1][0]
+            self._bound = None if np.isnan(bound) else bound  # what has no priority comes last, in the order of places
 
     def pop(self, count: int) -> tuple[Places, Priorities]:
         """The first `count` waiting targets in order; fewer where fewer wait (or, once pruned, are held)."""
@@ -113,7 +122,7 @@ class Frontier:
         """Replaces the content by what `keys` gave."""
         self._runs = [keys] if len(keys) else []
         self._waiting = self._held = len(keys)
-        self.pruned = False
+        self.pruned, self._bound = False, None
         if self._newest is not None:
             self._newest[:] = 0
             self._newest[keys & _LOW] = keys
@@ -148,6 +157,18 @@ class Frontier:
         keys = np.concatenate(taken)
         self._held -= len(keys)
         return np.sort(keys)
+
+    def _key(self, number: int) -> np.uint64:
+        """The key that `number` of all keys do not exceed: no key repeats where priorities do not move."""
+        low, high = 0, (1 << 64) - 1
+        while low < high:
+            middle = (low + high) // 2
+            key = np.uint64(middle)
+            if sum(int(np.searchsorted(run, key, side="right")) for run in self._runs) < number:
+                low = middle + 1
+            else:
+                high = middle
+        return np.uint64(low)
 
     def _merge(self) -> None:
         if self._newest is not None and self._held > 4 * self._waiting + 4096:

@@ -40,6 +40,7 @@ from craw4llm.crawl.budget import Budget
 from craw4llm.crawl.caps import Caps
 from craw4llm.crawl.checkpoint import Checkpoints, State
 from craw4llm.crawl.frontier import Frontier
+from craw4llm.crawl.growing import Growing
 from craw4llm.crawl.places import Places
 from craw4llm.crawl.policies import FullGraph, Learner, Live, Policy, Seen, TargetText, make_policy, policy_state, restore_policy
 from craw4llm.dataclass import dataclass
@@ -49,6 +50,7 @@ from craw4llm.scoring.means import exact_sum, mean_score
 from craw4llm.scoring.memo import PageScores
 
 Targets = NDArray[np.uint32]
+Numbers = NDArray[np.unsignedinteger[Any]]
 NOBODY = np.uint32(0xFFFFFFFF)
 _ONE = np.uint32(1)
 _STEP = 1 << 18
@@ -78,21 +80,22 @@ class Iteration:
 class Crawl:
     """A finished crawl, in arrays.
 
-    fetched: uint32, targets in fetch order, dead links among them; for each uint32 fetched_in (its iteration), parent (the page that first
-    linked to it; NOBODY: a seed), depth (0: a seed), and crawl_rank (NOBODY: not crawled), and its float32 priority when popped (at the end
-    where it was not; NaN: a seed). crawled: uint32, pages in crawl order; crawled_in uint32. crawled_tokens: int64, of each crawled page;
+    fetched: uint32, targets in fetch order, dead links among them; for each uint32 parent (the page that first linked to it; NOBODY: a
+    seed) and crawl_rank (NOBODY: not crawled), its iteration fetched_in and its depth (0: a seed), in the smallest unsigned integers that
+    hold the number of iterations, and its float32 priority when popped (at the end where it was not; NaN: a seed). crawled: uint32, pages
+    in crawl order; crawled_in: like fetched_in. crawled_tokens: int64, of each crawled page;
     None without a budget in tokens. capped: targets that were dropped because of a cap. refused: priorities that were not finite.
     stop: "budget" or "exhausted".
     """
 
     fetched: Targets
-    fetched_in: NDArray[np.uint32]
+    fetched_in: Numbers
     parent: NDArray[np.uint32]
-    depth: NDArray[np.uint32]
+    depth: Numbers
     crawl_rank: NDArray[np.uint32]
     fetched_priority: NDArray[np.float32]
     crawled: Targets
-    crawled_in: NDArray[np.uint32]
+    crawled_in: Numbers
     priority: NDArray[np.float32]
     crawled_tokens: NDArray[np.int64] | None
     capped: int
@@ -154,12 +157,9 @@ class Crawler:
         self._depth = np.zeros(n, dtype=np.uint32) if isinstance(self._policy, Learner) else None
         self._host_seen = np.zeros(corpus.n_hosts, dtype=np.bool_)
         self._n_hosts = 0
-        self._fetched: list[Targets] = []
-        # The crawl rank of the page that first linked to each: for look-ahead of what was fetched, else of what was met.
-        self._met: list[Targets] = []
-        self._linked_by: list[NDArray[np.uint32]] = []
-        self._crawled: list[Targets] = []
-        self._priority: list[NDArray[np.float32]] = []
+        # linked_by: the crawl rank of the page that first linked to each, for look-ahead of what was fetched, else of what was met.
+        self._fetched, self._met, self._linked_by, self._crawled = (Growing(np.uint32, n) for _ in range(4))
+        self._priority = Growing(np.float32, n)
         self._tokens: list[NDArray[np.int64]] = []
         self._capped: list[Targets] = []
         self._n_fetched = self._n_crawled = self._n_tokens = self._n_refused = 0
@@ -235,12 +235,12 @@ class Crawler:
         """The crawl between two iterations, in arrays; of the targets only what was met."""
         sums = (self._score_sum, float(self._score_count))
         return {
-            "fetched": np.concatenate(self._fetched),
-            "met": _joined(self._met),
-            "linked_by": _joined(self._linked_by),
+            "fetched": self._fetched.array(),
+            "met": self._met.array(),
+            "linked_by": self._linked_by.array(),
             "capped": _joined(self._capped),
-            "crawled": np.concatenate(self._crawled),
-            "priority": np.concatenate(self._priority),
+            "crawled": self._crawled.array(),
+            "priority": self._priority.array(),
             "tokens": np.concatenate(self._tokens) if self._tokens else np.empty(0, dtype=np.int64),
             "n_tokens": np.array(self._n_tokens),
             "n_refused": np.array(self._n_refused),
@@ -255,8 +255,9 @@ class Crawler:
     def _restore(self, state: State) -> None:
         corpus = self._corpus
         fetched, met, crawled = state["fetched"], state["met"], state["crawled"]
-        self._fetched, self._crawled, self._priority = [fetched], [crawled], [state["priority"]]
-        self._met, self._linked_by, self._capped = [met], [state["linked_by"]], [state["capped"]]
+        for name in ("fetched", "met", "linked_by", "crawled", "priority"):
+            getattr(self, f"_{name}").append(state[name])
+        self._capped = [state["capped"]]
         self._n_fetched, self._n_crawled = len(fetched), len(crawled)
         self._tokens, self._n_tokens, self._n_refused = [state["tokens"]], int(state["n_tokens"]), int(state["n_refused"])
         self._batch = state["batch"]
@@ -276,11 +277,11 @@ class Crawler:
             self._caps.count(crawled)
         restore_policy(self._policy, self._all_met(), state)
         if self._depth is not None:
-            self._depth[fetched] = self._history()[1]
+            self._depth[fetched] = self._parents(self._first_links(), self._crawl_rank()[1])[1]
             self._depth[met] = self._depth[crawled[state["linked_by"]]] + 1
 
     def _all_met(self) -> Targets:
-        return distinct(np.concatenate([*self._fetched, *self._met]))
+        return distinct(np.concatenate([self._fetched.array(), self._met.array()]))
 
     def _make_policy(self, name: str, rng_seed: int, rank: NDArray[np.float32] | None, explore_share: float) -> Policy:
         n, knowledge = self._corpus.n_targets, KNOWLEDGE[name]
@@ -451,13 +452,7 @@ class Crawler:
     def _fetched_last(self) -> Targets:
         """The targets that the iteration before this one fetched, in fetch order."""
         before = self._rows[-2]
-        left, parts = before.fetched + before.dead, []
-        for part in reversed(self._fetched):
-            if left <= 0:
-                break
-            parts.append(part[max(0, len(part) - left) :])
-            left -= len(part)
-        return np.concatenate(parts[::-1]) if parts else np.empty(0, dtype=np.uint32)
+        return self._fetched.array()[len(self._fetched) - before.fetched - before.dead :].copy()
 
     def _urls(self, targets: Targets) -> list[str]:
         live = targets < self._corpus.n_pages
@@ -553,7 +548,8 @@ class Crawler:
         pages = _joined(popped)
         self._batch = pages
         self._crawled.append(pages)
-        self._priority.append(np.concatenate(priorities) if priorities else np.empty(0, dtype=np.float32))
+        for some in priorities:
+            self._priority.append(some)
         self._n_crawled += len(pages)
         row.crawled = len(pages)
         live = pages[pages < self._corpus.n_pages]  # all of them, but in mode `released`
@@ -575,66 +571,93 @@ class Crawler:
     def _waiting(self) -> tuple[Targets, NDArray[np.int64]]:
         """Live pages that were met and not crawled, with the crawl rank of the page that first linked to each: where the frontier was
         pruned, what waits in it."""
-        met, linked_by = (_joined(self._fetched if self._look_ahead else self._met), _joined(self._linked_by))
+        met, linked_by = (self._fetched if self._look_ahead else self._met).array(), self._linked_by.array()
         crawled = BitSet(self._corpus.n_targets)
-        crawled.add(_joined(self._crawled))
+        crawled.add(self._crawled.array())
         left = (met < self._corpus.n_pages) & ~crawled.has(met)
         return met[left], linked_by[left].astype(np.int64)
 
-    def _history(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
-        """(parent, depth, crawl_rank) of everything fetched, as in `Crawl`."""
-        fetched, crawled, linked_by = _joined(self._fetched), _joined(self._crawled), _joined(self._linked_by)
-        if not self._look_ahead:
-            linked_by = _of_first(fetched, _joined(self._met), linked_by)
-        crawl_rank = np.full(len(fetched), NOBODY, dtype=np.uint32)
+    def _first_links(self) -> NDArray[np.uint32]:
+        """The crawl rank of the page that first linked to each target that was fetched (NOBODY: a seed)."""
+        linked_by = self._linked_by.array()
+        return linked_by if self._look_ahead else _of_first(self._fetched.array(), self._met.array(), linked_by)
+
+    def _crawl_rank(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """(crawl rank of everything fetched, as in `Crawl`; place among everything fetched, by crawl rank)."""
+        fetched, crawled = self._fetched.array(), self._crawled.array()
         is_crawled = BitSet(self._corpus.n_targets)
-        is_crawled.add(crawled)
-        rows = np.flatnonzero(is_crawled.has(fetched))
+        for part in _slices(len(crawled)):
+            is_crawled.add(crawled[part])
+        rows = np.empty(len(crawled), dtype=np.int64)  # of `fetched`
+        end = 0
+        for part in _slices(len(fetched)):
+            some = np.flatnonzero(is_crawled.has(fetched[part]))
+            rows[end : end + len(some)] = some + part.start
+            end += len(some)
         # The same targets in two orders: sorted, they pair up.
-        crawl_rank[rows[_sorted_by_id(fetched[rows])]] = _sorted_by_id(crawled)
-        row_of = np.empty(len(crawled), dtype=np.int64)
-        row_of[crawl_rank[rows]] = rows
+        rank = np.empty(len(crawled), dtype=np.uint32)
+        rank[_sorted_by_id(fetched[rows])] = _sorted_by_id(crawled)
+        crawl_rank = np.full(len(fetched), NOBODY, dtype=np.uint32)
+        crawl_rank[rows] = rank
+        row_of = np.empty_like(rows)
+        row_of[rank] = rows
+        return crawl_rank, row_of
+
+    def _parents(self, first_links: NDArray[np.uint32], row_of: NDArray[np.int64]) -> tuple[NDArray[np.uint32], Numbers]:
+        """(parent, depth) of everything fetched, as in `Crawl`. The parents are written over `first_links`."""
         # By crawl rank + 1, so that NOBODY + 1, which is 0, stands for what linked to a seed. A page that linked to another was crawled in
-        # an iteration before.
+        # an iteration before; so depths are below the number of iterations.
+        crawled = self._crawled.array()
         page_of = np.concatenate([np.array([NOBODY]), crawled])
-        depth_of = np.empty(len(crawled) + 1, dtype=np.uint32)
-        depth_of[0] = np.uint32(0xFFFFFFFF)
+        numbers = np.min_scalar_type(len(self._rows))
+        one = numbers.type(1)
+        depth_of = np.empty(len(crawled) + 1, dtype=numbers)
+        depth_of[0] = np.iinfo(numbers).max
         start = 0
         for row in self._rows:
             end = start + row.crawled
-            depth_of[start + 1 : end + 1] = depth_of[linked_by[row_of[start:end]] + _ONE] + _ONE
+            depth_of[start + 1 : end + 1] = depth_of[first_links[row_of[start:end]] + _ONE] + one
             start = end
-        parent, depth = np.empty_like(fetched), np.empty_like(fetched)
+        depth = np.empty(len(first_links), dtype=numbers)
+        for part in _slices(len(first_links)):
+            by = first_links[part] + _ONE
+            first_links[part], depth[part] = page_of[by], depth_of[by] + one
+        return first_links, depth
+
+    def _last_priority(self, crawl_rank: NDArray[np.uint32], first_links: NDArray[np.uint32]) -> NDArray[np.float32]:
+        """The priority of everything fetched when it was popped; of what a look-ahead policy only fetched, at the end."""
+        fetched, priority = self._fetched.array(), self._priority.array()
+        last = np.empty(len(fetched), dtype=np.float32)
+        refused = self._n_refused
         for part in _slices(len(fetched)):
-            by = linked_by[part] + _ONE
-            parent[part], depth[part] = page_of[by], depth_of[by] + _ONE
-        return parent, depth, crawl_rank
+            ranks, some = crawl_rank[part], last[part]
+            is_crawled = ranks != NOBODY
+            some.fill(np.nan)
+            some[is_crawled] = priority[ranks[is_crawled]]
+            if self._look_ahead:  # what was only fetched waits: its priority does not move
+                rows = np.flatnonzero(~is_crawled & (fetched[part] < self._corpus.n_pages))
+                self._read(fetched[part][rows])
+                some[rows] = self._priorities(seen_first(self._looked_at, first_links[part][rows].astype(np.int64)))
+        self._n_refused = refused
+        return last
 
     def _result(self, stop: str) -> Crawl:
-        parent, depth, crawl_rank = self._history()
-        fetched, priority = _joined(self._fetched), np.concatenate(self._priority)
-        fetched_priority = np.full(len(fetched), np.nan, dtype=np.float32)
-        rows = np.flatnonzero(crawl_rank != NOBODY)
-        fetched_priority[rows] = priority[crawl_rank[rows]]
-        if self._look_ahead:  # what was only fetched waits: its priority does not move
-            refused, linked_by = self._n_refused, _joined(self._linked_by)
-            for part in _slices(len(fetched)):
-                rows = part.start + np.flatnonzero((crawl_rank[part] == NOBODY) & (fetched[part] < self._corpus.n_pages))
-                self._read(fetched[rows])
-                fetched_priority[rows] = self._priorities(seen_first(self._looked_at, linked_by[rows].astype(np.int64)))
-            self._n_refused = refused
-        by_iteration = [row.fetched + row.dead for row in self._rows]
-        numbers = np.arange(len(self._rows), dtype=np.uint32)
+        # In slices, and parents over first links: memory that is touched for the first time is what the end of a crawl spends its time on.
+        first_links = self._first_links()
+        crawl_rank, row_of = self._crawl_rank()
+        fetched_priority = self._last_priority(crawl_rank, first_links)
+        parent, depth = self._parents(first_links, row_of)
+        numbers = np.arange(len(self._rows), dtype=np.min_scalar_type(len(self._rows)))
         return Crawl(
-            fetched=fetched,
-            fetched_in=np.repeat(numbers, by_iteration),
+            fetched=self._fetched.array(),
+            fetched_in=np.repeat(numbers, [row.fetched + row.dead for row in self._rows]),
             parent=parent,
             depth=depth,
             crawl_rank=crawl_rank,
             fetched_priority=fetched_priority,
-            crawled=_joined(self._crawled),
+            crawled=self._crawled.array(),
             crawled_in=np.repeat(numbers, [row.crawled for row in self._rows]),
-            priority=priority,
+            priority=self._priority.array(),
             crawled_tokens=np.concatenate(self._tokens) if self._tokens_of is not None else None,
             capped=sum(map(len, self._capped)),
             refused=self._n_refused,
