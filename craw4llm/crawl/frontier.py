@@ -91,8 +91,8 @@ class Frontier:
             last = self._key(keep)
             cuts = [int(np.searchsorted(run, last, side="right")) for run in self._runs]
             self._runs = [run[:cut].copy() for run, cut in zip(self._runs, cuts, strict=True) if cut]
-            self._held, self.pruned = keep, True
-            bound = from_keys(last[None])[1][0]
+            self._held, self.pruned = sum(cuts), True
+            bound = from_keys(np.array([last]))[1][0]
             self._bound = None if np.isnan(bound) else bound  # what has no priority comes last, in the order of places
 
     def pop(self, count: int) -> tuple[Places, Priorities]:

@@ -1,5 +1,6 @@
 """Budgets in tokens, further scorers, caps by registered domain, pruned frontiers, unreadable pages, refused priorities."""
 
+import itertools
 import math
 import shutil
 
@@ -325,14 +326,21 @@ def test_rows_are_the_same_from_memory_and_by_threads(monkeypatch, tmp_path):
     np.save(tmp_path / "t.npy", targets)
     pages = rng.permutation(5000)[:3000]
     expected = [list(range(int(offsets[p]), int(offsets[p + 1]))) for p in pages.tolist()]
-    for slow in (20e-6, -1.0):
+    touched: list[int] = []
+    real = RowReader._touch
+    monkeypatch.setattr(RowReader, "_touch", lambda self, ids: (touched.append(len(ids)), real(self, ids)))
+    # How long a row takes, and whether the process waited for a file: a busy machine is slow without.
+    for slow, waits, by_threads in ((1.0, itertools.count(), False), (-1.0, itertools.repeat(0), False), (-1.0, itertools.count(), True)):
         monkeypatch.setattr("craw4llm.corpus.gather._SLOW_S", slow)
+        monkeypatch.setattr("craw4llm.corpus.gather._waits", lambda waits=waits: next(waits))
+        touched.clear()
         for array in (targets, np.load(tmp_path / "t.npy", mmap_mode="r")):
             reader = RowReader(offsets, array)
             starts, links = reader.read(pages)
             assert all(np.array_equal(*both) for both in zip(reader.read(pages), (starts, links), strict=True))
             assert [links[starts[k] : starts[k + 1]].tolist() for k in range(3000)] == expected
             assert links.dtype == np.uint32 and starts.dtype == np.int64
+        assert bool(touched) is by_threads
 
 
 def test_a_memo_in_a_file_without_a_name(monkeypatch, shared_build, execution):

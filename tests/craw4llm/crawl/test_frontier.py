@@ -71,3 +71,27 @@ def test_against_a_sorted_dictionary(moves, restart):
     rest = sorted(waiting, key=lambda p: (np.isnan(waiting[p]), -np.nan_to_num(waiting[p]), p))
     assert frontier.entries()[0].tolist() == rest
     assert frontier.pop(10**6)[0].tolist() == rest
+
+
+def test_a_pruned_frontier_pops_what_a_sorted_dictionary_does(monkeypatch):
+    """What can no more be popped is dropped, at the prune and when it is pushed later; all that waits is counted."""
+    monkeypatch.setattr("craw4llm.crawl.frontier._MIN_PRUNED", 0)
+    for unscored in (0.1, 0.9):  # with 0.9 the last that is kept has no priority
+        rng = np.random.default_rng(3)
+        frontier, waiting, unused, left, dropped = Frontier(20_000, moves=False), {}, list(rng.permutation(20_000)), 2000, 0
+        while left:
+            places = np.array(sorted(unused.pop() for _ in range(min(len(unused), 150))), dtype=np.uint32)
+            priorities = np.round(rng.random(len(places)), 1).astype(np.float32)  # many ties
+            priorities[rng.random(len(places)) < unscored] = np.nan
+            held = frontier._held
+            frontier.push(places, priorities)
+            dropped += held + len(places) - frontier._held
+            frontier.prune(left)
+            waiting |= dict(zip(places.tolist(), priorities.tolist(), strict=True))
+            assert len(frontier) == len(waiting) and frontier._held <= 1.5 * left
+            order = sorted(waiting, key=lambda p: (np.isnan(waiting[p]), -np.nan_to_num(waiting[p]), p))
+            got, values = frontier.pop(min(left, 20))
+            assert got.tolist() == order[: min(left, 20)]
+            np.testing.assert_array_equal(values, np.array([waiting.pop(p) for p in got.tolist()], dtype=np.float32))
+            left -= len(got)
+        assert frontier.pruned and (dropped > 1000) == (unscored < 0.5)
