@@ -159,8 +159,13 @@ class Crawler:
         self._host_seen = np.zeros(corpus.n_hosts, dtype=np.bool_)
         self._n_hosts = 0
         # linked_by: the crawl rank of the page that first linked to each, for look-ahead of what was fetched, else of what was met.
-        self._fetched, self._met, self._linked_by, self._crawled = (Growing(np.uint32, n) for _ in range(4))
-        self._priority = Growing(np.float32, n)
+        self._fetched, self._linked_by, self._met = (
+            Growing(np.uint32, n),
+            Growing(np.uint32, n),
+            Growing(np.uint32, 0 if self._look_ahead else n),
+        )
+        pages = n if budget.pages is None else min(n, budget.pages)
+        self._crawled, self._priority = Growing(np.uint32, pages), Growing(np.float32, pages)
         self._tokens: list[NDArray[np.int64]] = []
         self._capped: list[Targets] = []
         self._n_fetched = self._n_crawled = self._n_tokens = self._n_refused = 0
