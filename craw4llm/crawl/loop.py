@@ -174,6 +174,7 @@ class Crawler:
         self._look_scores = np.empty(0, dtype=np.float32)
         self._batch: Targets = np.empty(0, dtype=np.uint32)
         self._rows: list[Iteration] = []
+        self._ended = False
 
     def run(self, progress: Progress | None = None, checkpoints: Checkpoints | None = None, every_s: float = CHECKPOINT_EVERY_S) -> Crawl:
         """Goes on from the farthest checkpoint that lies before the end of this crawl, if there is one, and writes one every `every_s`
@@ -663,6 +664,8 @@ class Crawler:
 
     def _result(self, stop: str) -> Crawl:
         # In slices, and parents over first links: memory that is touched for the first time is what the end of a crawl spends its time on.
+        assert not self._ended, "a crawl ends once: its parents are where its first links were"
+        self._ended = True
         first_links = self._first_links()
         crawl_rank, row_of = self._crawl_rank()
         fetched_priority = self._last_priority(crawl_rank, first_links)

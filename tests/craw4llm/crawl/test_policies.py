@@ -179,7 +179,7 @@ def test_the_walk_would_find_them(crawler):
 def test_look_ahead_reads_no_page_that_was_not_fetched(crawler):
     made = crawler("quality")
     everything = np.arange(made._corpus.n_targets, dtype=np.uint32)
-    unfetched = everything[~np.isin(everything, made._result("budget").fetched)]
+    unfetched = everything[~np.isin(everything, made._fetched.array())]
     assert len(unfetched)
     with pytest.raises(AssertionError, match="not fetched"):
         made._policy.priorities(dataclasses.replace(FIRST, targets=unfetched))
