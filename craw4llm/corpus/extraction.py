@@ -29,6 +29,7 @@ from types import TracebackType
 from craw4llm.configs import HtmlLimits
 from craw4llm.corpus.extraction_child import LENGTH, NOTHING, write
 from craw4llm.corpus.extraction_page import Answer, Headers, unpacked
+from craw4llm.corpus.html_object import object_file
 from craw4llm.errors import StageError, StorageError
 
 # A file's bytes or its path, and None; or an HTTP body and its headers (lower-case name, value).
@@ -153,7 +154,8 @@ class Extractor:
             # The import path is handed over as it is; a plain child, not multiprocessing's: it takes nothing of this process's memory.
             start = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from craw4llm.corpus.extraction_child import serve; serve()"
             limits = self.limits
-            arguments = [self._reader, limits.page_bytes, limits.page_seconds, limits.memory_bytes, self._pages, self._found]
+            numbers = [limits.page_bytes, limits.page_seconds, limits.memory_bytes, self._pages, self._found]
+            arguments = [self._reader, str(object_file()), *numbers]
             self._child = subprocess.Popen(
                 [sys.executable, "-c", start, json.dumps(sys.path), json.dumps(arguments)],
                 stdin=subprocess.PIPE,
