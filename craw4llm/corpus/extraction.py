@@ -41,6 +41,7 @@ BATCH_PAGES = 32
 BATCH_BYTES = 4 << 20
 WALL_FACTOR = 20  # a child that sleeps uses no processor time: so many times page_seconds by the clock, and a minute
 _KEPT_BYTES = 16 << 20  # of a file without a name, which takes memory
+_KEPT_HEAP_BYTES = 32 << 20  # glibc gives memory back to the system, by default after each page, and takes it anew: 60 us a page
 _FAILED_ALLOCATION = (b"memory allocation of", b"MemoryError", b"bad_alloc")
 
 
@@ -162,6 +163,7 @@ class Extractor:
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 pass_fds=(self._pages, self._found),
+                env={**os.environ, "MALLOC_TRIM_THRESHOLD_": str(_KEPT_HEAP_BYTES)},
             )
             self.started += 1
         return self._child
