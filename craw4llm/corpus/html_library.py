@@ -1,7 +1,7 @@
 """The functions of `craw4llm.corpus.html_scan`, called as machine code, without numba.
 
-    links, others = library().scan(page)
-    folded = library().fold(text)
+    hrefs, anchors, flags, others = library().scan(page.encode())
+    folded = library().fold(text.encode())
 
 numba takes 0.3 s and 76 MB to import, and each child that reads pages would pay for it; llvmlite alone, which links the code, 35 ms.
 """
@@ -40,32 +40,39 @@ class Library:
     def scan(self, page: bytes) -> tuple[list[str], list[str], list[int], "array[int]"]:
         """(hrefs, anchors, flags, others) of a page in UTF-8: see `html_scan.scan`."""
         count = ctypes.c_int64()
-        hrefs, anchors, flags = (array("B", bytes(len(page))) for _ in range(3))
+        hrefs, anchors, flags = (bytearray(len(page) + 1) for _ in range(3))
         room = 64 + len(page) // 256
         while True:
             others = array("q", bytes(8 * (OTHER_HEAD + OTHER_FIELDS * room)))
-            self._scan(count, None, page, len(page), *(one.buffer_info()[0] for one in (hrefs, anchors, flags, others)), room)
+            self._scan(count, None, page, len(page), *map(_address, (hrefs, anchors, flags)), others.buffer_info()[0], room)
             if count.value >= 0:
                 rows, href_bytes, anchor_bytes = others[:OTHER_HEAD]
                 return (
-                    _lines(hrefs[:href_bytes]),
-                    _lines(anchors[:anchor_bytes]),
-                    flags[: count.value].tolist(),
+                    _lines(hrefs, href_bytes),
+                    _lines(anchors, anchor_bytes),
+                    list(flags[: count.value]),
                     others[OTHER_HEAD : OTHER_HEAD + OTHER_FIELDS * rows],
                 )
             room *= 4
 
-    def fold(self, text: bytes) -> bytes:
+    def fold(self, text: bytes) -> str:
         """A text in UTF-8 with a blank for any run of white space, and none at its ends."""
         size = ctypes.c_int64()
-        folded = array("B", bytes(len(text)))
-        self._fold(size, None, text, len(text), folded.buffer_info()[0])
-        return folded[: size.value].tobytes()
+        folded = bytearray(len(text) + 1)
+        self._fold(size, None, text, len(text), _address(folded))
+        return _text(folded, size.value)
 
 
-def _lines(data: "array[int]") -> list[str]:
-    """The lines of a text in UTF-8."""
-    lines = str(data, "utf-8", "surrogatepass").split("\n")
+def _address(data: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))
+
+
+def _text(data: bytearray, size: int) -> str:
+    return str(memoryview(data)[:size], "utf-8", "surrogatepass")
+
+
+def _lines(data: bytearray, size: int) -> list[str]:
+    lines = _text(data, size).split("\n")
     lines.pop()  # behind the last line end
     return lines
 

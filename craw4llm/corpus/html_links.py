@@ -154,7 +154,7 @@ def place_links(markup: Markup, text: str) -> None:
     It is BODY if its text is found in the main text behind that of the link before, else BOILERPLATE. So a link of the navigation that
     is no <nav> is told from one of the text, and a link without text (an image) has neither flag.
     """
-    text = _text(library().fold(_bytes(text)))
+    text = library().fold(_bytes(text))
     flags = markup.flags
     place = 0
     for k, anchor in enumerate(markup.anchors):

@@ -64,7 +64,7 @@ def test_where_no_folder_can_be_written_to_the_file_is_for_this_process(folders:
     folders[:] = [tmp_path / "file", tmp_path / "file" / "below"]
     path = html_object.object_file()
     assert path.parent not in folders
-    assert Library(str(path)).fold(b" a \n b ") == b"a b"
+    assert Library(str(path)).fold(b" a \n b ") == "a b"
     folders.append(tmp_path / "writable")
     html_object.object_file.cache_clear()
     assert html_object.object_file().parent == tmp_path / "writable"

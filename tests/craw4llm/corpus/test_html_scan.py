@@ -20,8 +20,7 @@ def texts(pieces: list[str], count: int, most: int) -> Iterator[str]:
 
 def test_folding() -> None:
     for text in texts(WHITE + LETTERS + [" ", "\n", "x", "y"] * 8, 5000, 30):
-        folded = library().fold(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
-        assert folded == " ".join(text.split())
+        assert library().fold(text.encode("utf-8", "surrogatepass")) == " ".join(text.split())
 
 
 def test_attributes() -> None:
