@@ -3,7 +3,7 @@
     python benchmarks/corpus_warc.py [--quick] [--rounds 3]
 
 The archive: the 85 HTML pages of four samples of $CRAW4LLM_SHARED/web_samples (default ../shared) with their requests and metadata, in
-copies with addresses of their own. Each turn starts a child (0.1 s, in the figures). Everything is read, in turns, by
+copies with addresses of their own. Each turn starts a child (0.08 s, in the figures). Everything is read, in turns, by
 
     build    the corpus stage: framing, digests, extraction in a child within limits, links with anchors and places, the artifact
     read     the same up to the records: what WARC adds to a build
