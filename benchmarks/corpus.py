@@ -51,6 +51,7 @@ from processor import cpu
 
 from craw4llm.configs import CorpusConfig, SyntheticWeb
 from craw4llm.corpus.graph_only import GraphSource, build_graph, without_own
+from craw4llm.corpus.html_object import object_file
 from craw4llm.corpus.stage import open_source, run
 from craw4llm.execution import Execution
 from craw4llm.fingerprint import External
@@ -107,6 +108,7 @@ def measure_html_small(options: Options) -> dict[str, Any]:
 def html_against(options: Options, folder: Path) -> dict[str, Any]:
     from resiliparse.extract.html2text import extract_plain_text
 
+    object_file()  # compiled once a machine: not a build's time
     source = External(name="corpus", path=str(folder))
     files = [Path(chunk.site.folder) / name for chunk in open_source(source).chunks for name in chunk.files]  # type: ignore[union-attr]
 

@@ -29,6 +29,7 @@ from types import TracebackType
 from craw4llm.configs import HtmlLimits
 from craw4llm.corpus.extraction_child import LENGTH, NOTHING, write
 from craw4llm.corpus.extraction_page import Answer, Headers, unpacked
+from craw4llm.corpus.html_object import object_file
 from craw4llm.errors import StageError, StorageError
 
 # A file's bytes or its path, and None; or an HTTP body and its headers (lower-case name, value).
@@ -40,6 +41,7 @@ BATCH_PAGES = 32
 BATCH_BYTES = 4 << 20
 WALL_FACTOR = 20  # a child that sleeps uses no processor time: so many times page_seconds by the clock, and a minute
 _KEPT_BYTES = 16 << 20  # of a file without a name, which takes memory
+_KEPT_HEAP_BYTES = 32 << 20  # glibc gives memory back to the system, by default after each page, and takes it anew: 60 us a page
 _FAILED_ALLOCATION = (b"memory allocation of", b"MemoryError", b"bad_alloc")
 
 
@@ -153,13 +155,15 @@ class Extractor:
             # The import path is handed over as it is; a plain child, not multiprocessing's: it takes nothing of this process's memory.
             start = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from craw4llm.corpus.extraction_child import serve; serve()"
             limits = self.limits
-            arguments = [self._reader, limits.page_bytes, limits.page_seconds, limits.memory_bytes, self._pages, self._found]
+            numbers = [limits.page_bytes, limits.page_seconds, limits.memory_bytes, self._pages, self._found]
+            arguments = [self._reader, str(object_file()), *numbers]
             self._child = subprocess.Popen(
                 [sys.executable, "-c", start, json.dumps(sys.path), json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 pass_fds=(self._pages, self._found),
+                env={**os.environ, "MALLOC_TRIM_THRESHOLD_": str(_KEPT_HEAP_BYTES)},
             )
             self.started += 1
         return self._child

@@ -24,15 +24,18 @@ NOTHING = LENGTH.pack(0)
 
 
 def serve() -> None:
-    """Answers until standard input ends. Its argument, JSON: [reader, page_bytes, page_seconds, memory_bytes, the two files]."""
-    from craw4llm.corpus.extraction_page import packed  # here: the other side of the pipe imports this module for its form alone
+    """Answers until standard input ends. Its argument, JSON: [reader, object file, page_bytes, page_seconds, memory_bytes, both files]."""
+    # here: the other side of the pipe imports this module for its form alone
+    from craw4llm.corpus.extraction_page import packed
+    from craw4llm.corpus.html_library import library
 
-    reader, page_bytes, page_seconds, memory_bytes, pages, found = json.loads(sys.argv[2])
+    reader, object_file, page_bytes, page_seconds, memory_bytes, pages, found = json.loads(sys.argv[2])
     given = sys.stdin.buffer
     done = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     module, _, name = reader.partition(":")
     read = getattr(importlib.import_module(module), name)
+    library(object_file)  # before the bound on memory: it takes 150 MB of address space
     _limit(memory_bytes)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, wherever it is
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
