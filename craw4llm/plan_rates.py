@@ -22,7 +22,7 @@ class Rate(NamedTuple):
 RATES: dict[str, Rate] = {
     # --- corpus
     "corpus_pages_per_s": Rate(27_000, "pages/s of a core", "measured: benchmarks/corpus_clueweb22.py, txt and outlink, digests included"),
-    "corpus_copied_pages_per_s": Rate(8_400, "pages/s of a core", "measured: benchmarks/corpus.py, Parquet of docweb; other sources"),
+    "corpus_copied_pages_per_s": Rate(8_200, "pages/s of a core", "measured: benchmarks/corpus.py, Parquet of docweb; other sources"),
     "corpus_bytes_per_page": Rate(21.5, "bytes", "measured: benchmarks/corpus.py --graph-pages: page table 13.5, link offsets 8"),
     "corpus_bytes_per_link": Rate(4, "bytes", "counted: a uint32 a target"),
     "delivered_link_bytes_per_page": Rate(6_400, "bytes", "measured: benchmarks/corpus_clueweb22.py, a list of 43 entries"),

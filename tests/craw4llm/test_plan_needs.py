@@ -301,7 +301,8 @@ def test_a_source_at_hand_is_reckoned_by_its_records(tmp_path: Path) -> None:
 
     plan = make_plan(expand(small), Execution(root=tmp_path), absent_inputs=True)
     found = {need.kind: need for need in stage_needs(plan, parts={}, rates=rates_with({}))}
-    assert found["corpus"].core_s == 1 and found["corpus"].disk_bytes is None  # its texts are copied, their bytes not known before
+    assert found["corpus"].core_s == 8400 / RATES["corpus_copied_pages_per_s"].value
+    assert found["corpus"].disk_bytes is None  # its texts are copied, their bytes not known before
     assert found["score"].core_s is None and found["score"].disk_bytes == 8400 * 14
     assert found["crawl"].core_s == pytest.approx(1000 / 105_000)
     with pytest.raises(ConfigError, match="at hand"):
