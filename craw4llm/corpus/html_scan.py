@@ -91,7 +91,7 @@ def scan(page, size, hrefs, anchors, flags, others, most_others):
             else:
                 at += 1
             continue
-        tag, behind = _name(page, at + 2 if closed else at + 1, size)
+        tag, behind = _name(page, at + 2 if closed else at + 1, size, _GREATER)
         end = 0
         if closed:
             at = at + 2
@@ -136,8 +136,7 @@ def scan(page, size, hrefs, anchors, flags, others, most_others):
             if tag == _A:
                 anchor = at
             else:
-                anchors[anchor_at] = _LINE_END
-                anchor_at += 1
+                anchor_at = _ended(anchors, anchor_at)
         elif tag == _NAV:
             nav = max(0, nav - 1) if closed else nav + 1
         elif tag == _ASIDE:
@@ -166,8 +165,7 @@ def scan(page, size, hrefs, anchors, flags, others, most_others):
                 kind = OTHER_META if anchor < 0 else OTHER_META_IN_ANCHOR
             m = _note(others, m, kind, behind, end, n)
     if anchor >= 0:  # never closed
-        anchors[anchor_at] = _LINE_END
-        anchor_at += 1
+        anchor_at = _ended(anchors, anchor_at)
     others[0] = m
     others[1] = href_at
     others[2] = anchor_at
@@ -231,13 +229,13 @@ def _behind_white(text, at, end):
 
 
 @numba.njit
-def _name(page, at, size):
-    """The name of the tag that begins at `at`, as a number (0: longer than any of interest), and where it ends."""
+def _name(page, at, end, stop):
+    """The name that begins at `at`, as a number (0: longer than 8 letters), and where it ends: at white space, "/" or `stop`."""
     begin = at
     name = 0
-    while at < size:
+    while at < end:
         c = page[at]
-        if c in (_SLASH, _GREATER) or _white(page, at):
+        if c in (_SLASH, stop) or _white(page, at):
             break
         name = name << 8 | c | 0x20  # lower case; no other character becomes a letter
         at += 1
@@ -278,13 +276,7 @@ def _attribute(page, at, end):
         else:
             break
     begin = at
-    name = 0
-    while at < end:
-        c = page[at]
-        if c in (_SLASH, _EQUALS) or _white(page, at):
-            break
-        name = name << 8 | c | 0x20
-        at += 1
+    name, at = _name(page, at, end, _EQUALS)
     if at - begin > 4:
         name = 1
     value = _behind_white(page, at, end)
@@ -336,11 +328,18 @@ def _end_tag(page, at, size, tag):
     """Behind the name of the next end tag of this name; -1 if there is none."""
     while at < size:
         if page[at] == _LESS and page[at + 1] == _SLASH:
-            name, behind = _name(page, at + 2, size)
+            name, behind = _name(page, at + 2, size, _GREATER)
             if name == tag and behind < size:
                 return behind
         at += 1
     return -1
+
+
+@numba.njit
+def _ended(lines, at):
+    """Ends a line; returns where the next one begins."""
+    lines[at] = _LINE_END
+    return at + 1
 
 
 @numba.njit
@@ -358,10 +357,7 @@ def _write_href(page, begin, end, hrefs, at):
             plain = False
         hrefs[at] = c
         at += 1
-    if not plain:
-        at = start
-    hrefs[at] = _LINE_END
-    return at + 1, plain
+    return _ended(hrefs, at if plain else start), plain
 
 
 @numba.njit
@@ -396,10 +392,7 @@ def _write_anchor(page, begin, end, anchors, at):
             anchors[at] = c
             at += 1
             begin += 1
-    if not plain:
-        at = start
-    anchors[at] = _LINE_END
-    return at + 1, plain
+    return _ended(anchors, at if plain else start), plain
 
 
 @numba.njit
