@@ -30,7 +30,8 @@ def request(facts: Mapping[str, Any], text: str) -> tuple[str, str]:
     short = [f"Short of {inert(line)}" for line in facts["shortfalls"]]
     parts = [as_markdown(short)] if short else []
     table = facts.get("needs", {}).get("table", [])
-    lines = [line for line in inert_lines(text) if line.split() not in [" ".join(row).split() for row in table]]
+    shown = [" ".join(row).split() for row in table]  # as words: in the text the columns have widths
+    lines = [line for line in inert_lines(text) if line.split() not in shown]
     parts += [costs(facts), *needs(table), as_markdown(costs_first(lines)[:PLAN_LINES])]
     return subject, "\n\n".join(parts)
 

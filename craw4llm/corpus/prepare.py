@@ -259,10 +259,8 @@ class _Numbers(dict[str, int]):
 
 def folded(anchor: str) -> str:
     """An anchor text in one line: control characters and runs of white space are one space, at most MAX_ANCHOR_CHARS characters."""
-    if not anchor or (
-        len(anchor) <= MAX_ANCHOR_CHARS and anchor.isprintable() and anchor[0] != " " and anchor[-1] != " " and "  " not in anchor
-    ):
-        return anchor  # as it is: nothing in it but the space is white space, a control character or a lone surrogate
+    if are_folded((anchor,)):
+        return anchor
     line = " ".join(anchor[: 8 * MAX_ANCHOR_CHARS].translate(_CONTROL).split())[:MAX_ANCHOR_CHARS]
     return line if _is_unicode(line) else line.encode(errors="replace").decode()
 
@@ -296,6 +294,7 @@ def are_folded(anchors: Iterable[str | None]) -> bool:
     """Whether `folded` would leave all of them as they are; looks at all at once."""
     given = list(filter(None, anchors))
     line = " | ".join(given)  # a space at the edge of one is beside another
+    # Nothing printable but the space is white space, a control character or a lone surrogate.
     is_line = line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " "
     return is_line and (len(line) <= MAX_ANCHOR_CHARS or max(map(len, given)) <= MAX_ANCHOR_CHARS)
 

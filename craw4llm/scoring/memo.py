@@ -19,7 +19,6 @@ not whole, and counts the bytes after it as damaged. Two writers that computed t
 import hashlib
 import logging
 import os
-import re
 import struct
 import threading
 import zlib
@@ -39,7 +38,7 @@ from craw4llm.artifact import Artifact
 from craw4llm.corpus.npy import distinct
 from craw4llm.corpus.reader import Corpus
 from craw4llm.errors import ArtifactError, InputError, StageError
-from craw4llm.execution import Execution, host_name
+from craw4llm.execution import Execution, process_name
 from craw4llm.scoring.ensemble import EnsembleScorer
 from craw4llm.scoring.mapped import zeros
 from craw4llm.scoring.scorer import NOT_READ, Reasons, Scorer, Scores, open_scorer
@@ -110,8 +109,7 @@ class Memo:
     def _append(self, block: bytes) -> None:
         if self._stream is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            host = re.sub(r"[^A-Za-z0-9]", "_", host_name())
-            self._stream = (self.folder / f"{host}-{os.getpid()}-{os.urandom(4).hex()}.scores").open("xb", buffering=0)
+            self._stream = (self.folder / f"{process_name()}-{os.urandom(4).hex()}.scores").open("xb", buffering=0)
         done = self._stream.write(block)
         while done < len(block):
             done += self._stream.write(block[done:])
